@@ -1,0 +1,64 @@
+"""Where a run begins: ``train`` below is the whole of it, in order; each line names the room that does it.
+
+``python train.py recipe=NAME key=value ...`` is ``fasttrain train ...`` is ``python -m fasttrain train ...``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from fasttrain import commands
+from fasttrain.config.compose import ComposedRun
+from fasttrain.report.console import configure_logging, log
+from fasttrain.report.run_dir import open_run_dir
+from fasttrain.run import planning
+from fasttrain.run.exits import exit_code_of
+from fasttrain.strategy.launch import handed_over, launch_ranks
+from fasttrain.strategy.world import find_world
+
+
+def train(run: ComposedRun) -> int:
+    """One run, from its config to its report; returns the exit code. Until the plan is out, no torch."""
+    config = run.config
+    planning.check_rooms(config)
+    world = find_world(config)
+    images = planning.scan_images(config, world)
+    plan, schedule = planning.lay_out(config, images, world)
+    run_dir, resume = planning.choose_folder(config, world)
+    if world.rank == 0 and handed_over() is None:
+        open_run_dir(run_dir, resuming=resume is not None)
+        configure_logging(run_dir, world.rank)
+        planning.write_plan(run, images, plan, schedule, run_dir)
+    else:
+        configure_logging(run_dir if world.rank == 0 else None, world.rank)
+    if config.dry_run:
+        return 0
+    planning.check_libraries(config, images)
+    if world.must_launch:
+        planning.check_devices(config, world)
+        launch_ranks(world.size, ["rank", str(run_dir)], planning.handover(run))
+        return 0
+
+    from fasttrain.run import training
+
+    checkpoint = training.find_checkpoint(run, plan, run_dir, resume)
+    if checkpoint is not None and training.is_finished(checkpoint, config, plan):
+        log.info("nothing to do: the run in %s is finished", run_dir)
+        return 0
+    parts = training.build(run, images, plan, schedule, world, run_dir, checkpoint)
+    training.fit(parts)
+    return training.finish(parts)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and turn its errors into words and an exit code.
+
+    Args:
+        argv: The words after the program's name; None for the process's own.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return commands.dispatch(arguments, train)
+    except BaseException as error:
+        return exit_code_of(error, debug="debug=true" in arguments)

@@ -1,0 +1,118 @@
+"""The commands of ``fasttrain``: what each takes on its command line, and which room does it."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fasttrain.config.compose import ComposedRun, compose_run, load_run
+from fasttrain.errors import ConfigError, Problem
+
+Train = Callable[[ComposedRun], int]
+
+USAGE = """usage: fasttrain COMMAND ...
+
+  train recipe=NAME key=value ...    train by a recipe (fasttrain train --help lists all settings)
+  prepare NAME --root PATH           make or check a data set
+  eval CKPT --root PATH              accuracy of a checkpoint
+  report RUN_DIR [RUN_DIR ...]       one run's page, or several runs compared
+"""
+
+
+def dispatch(arguments: list[str], train: Train) -> int:
+    """Run the command that the first word names; returns the exit code.
+
+    Raises:
+        ConfigError: No such command, or settings that cannot be run.
+    """
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name == "train":
+        return train_command(rest, train)
+    if name == "rank":
+        return train(load_run((Path(rest[0]) / "config.yaml").read_text(encoding="utf-8")))
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, ["train", *COMMANDS], n=1)
+        hint = f"did you mean `fasttrain {close[0]}`?" if close else "fasttrain --help lists the commands"
+        raise ConfigError(Problem(f"fasttrain {name}: there is no such command", hint))
+    return COMMANDS[name](rest)
+
+
+def train_command(arguments: list[str], train: Train) -> int:
+    """Compose one run, or the jobs of a sweep (``-m``), and train them."""
+    from fasttrain.config.show import config_text, help_text
+
+    flags, overrides = _train_flags().parse_known_args(arguments)
+    config_dir = Path(flags.config_dir).resolve() if flags.config_dir else None
+    if flags.help:
+        print(help_text(config_dir=config_dir))
+        return 0
+    if flags.multirun:
+        from fasttrain.run.sweeping import run_sweep
+
+        return run_sweep(overrides, config_dir, train)
+    run = compose_run(overrides, config_dir=config_dir)
+    if flags.cfg:
+        print(config_text(run))
+        return 0
+    return train(run)
+
+
+def _train_flags() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="train.py", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--cfg", choices=["job"])
+    parser.add_argument("--config-dir")
+    return parser
+
+
+def prepare_command(arguments: Sequence[str]) -> int:
+    """``fasttrain prepare NAME --root PATH [--check]``."""
+    from fasttrain.data.prepare import prepare
+
+    parser = argparse.ArgumentParser(prog="fasttrain prepare", description="Make or check a data set.")
+    parser.add_argument("name", help="shapes, imagenet, imagenette or cifar10")
+    parser.add_argument("--root", type=Path, help="its folder (shapes: data/shapes)")
+    parser.add_argument("--check", action="store_true", help="only look at what is there")
+    flags = parser.parse_args(arguments)
+    print(prepare(flags.name, flags.root, check=flags.check))
+    return 0
+
+
+def eval_command(arguments: Sequence[str]) -> int:
+    """``fasttrain eval CKPT --root PATH [--px N] [--json FILE]``."""
+    from fasttrain.run.evaluation import evaluate_checkpoint
+
+    parser = argparse.ArgumentParser(prog="fasttrain eval", description="Accuracy of a checkpoint.")
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--root", type=Path, help="data set (default: the one it was trained on)")
+    parser.add_argument("--px", type=int, help="validation px (default: the last stage's)")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    flags = parser.parse_args(arguments)
+    print(evaluate_checkpoint(flags.checkpoint, root=flags.root, px=flags.px, json_file=flags.json))
+    return 0
+
+
+def report_command(arguments: Sequence[str]) -> int:
+    """``fasttrain report RUN_DIR [RUN_DIR ...]``."""
+    from fasttrain.report.compare import report_runs
+
+    parser = argparse.ArgumentParser(prog="fasttrain report", description="One run's page, or several compared.")
+    parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+    parser.add_argument("--out", type=Path, help="write the comparison as a page")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    flags = parser.parse_args(arguments)
+    print(report_runs(flags.run_dirs, out=flags.out, json_file=flags.json))
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "prepare": prepare_command,
+    "eval": eval_command,
+    "report": report_command,
+}

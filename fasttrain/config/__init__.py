@@ -1,0 +1,1 @@
+"""The typed configuration of a run: schema, composition with Hydra, validation."""

@@ -1,0 +1,202 @@
+"""What the command line says: ``KEY=VALUE`` words read with Hydra's grammar, in terms of our settings.
+
+Text that the grammar has no place for but that can only mean itself is taken as it stands:
+``data.root=~/images``, ``data.root=/图像``, ``data.root=/a=b``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from fasttrain.config.describe import example, expected, fix_line, paste
+from fasttrain.config.files import RECIPE, OptionFiles
+from fasttrain.config.keys import Setting, find, shown
+from fasttrain.config.unknown import unknown_key
+from fasttrain.errors import Problem
+
+COMMAND_LINE = "command line"
+# Characters that Hydra's grammar, a list or a sweep gives a meaning: text with them is never guessed at.
+_HAS_MEANING = re.compile(r"""[,'"\[\]{}$\\]""")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One setting given on the command line; ``given`` is the value as typed."""
+
+    key: str
+    value: Any
+    given: str
+
+
+@dataclass
+class CommandLine:
+    """The command line in parts: options, settings, keys of ``model.args`` to drop, and what is wrong."""
+
+    choices: dict[str, str] = field(default_factory=dict)
+    assignments: list[Assignment] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_overrides(overrides: Sequence[str], files: OptionFiles) -> CommandLine:
+    """Reads overrides for one run (no sweep); the last of several for one key counts."""
+    line = CommandLine()
+    parser = OverridesParser.create()
+    for index, text in enumerate(overrides):
+        found = parse_override(parser, text, files, overrides[index - 1] if index else "")
+        if isinstance(found, Override) and found.is_sweep_override():
+            found = _several_values(found.key_or_group, text.partition("=")[2], files)
+        if isinstance(found, Problem):
+            line.problems.append(found)
+        else:
+            _sort_in(found, text, files, line)
+    return line
+
+
+def _sort_in(override: Override, text: str, files: OptionFiles, line: CommandLine) -> None:
+    key, value, given = override.key_or_group, override.value(), text.partition("=")[2]
+    if override.is_delete():
+        line.dropped.append(key)
+    elif key in files.groups and not isinstance(value, dict):
+        line.choices[key] = str(value) if isinstance(value, str) else given
+    else:
+        line.assignments.extend(_leaves(key, value, given))
+
+
+def _leaves(key: str, value: Any, given: str) -> Iterator[Assignment]:
+    """``optimizer={lr: 1, momentum: 0}`` as one assignment a setting."""
+    if isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from _leaves(f"{key}.{name}", below, str(below))
+    else:
+        setting = find(key, {})
+        if setting is not None and setting.base is str and isinstance(value, (bool, int, float)):
+            value = given  # run_dir=007 means its letters
+        yield Assignment(key, value, given)
+
+
+def parse_override(
+    parser: OverridesParser, text: str, files: OptionFiles, before: str = ""
+) -> Override | Problem:
+    """One word of the command line (``before``: the one before it), or what is wrong with it."""
+    found = _parse(parser, text, files, before)
+    if isinstance(found, Problem):
+        return found
+    return _check_form(found, text, files) or found
+
+
+def _parse(parser: OverridesParser, text: str, files: OptionFiles, before: str) -> Override | Problem:
+    text = re.sub(r"^(\+{0,2}stages)\[(\d+)\](?=[.=])", r"\1.\2", text)
+    try:
+        return parser.parse_override(text)
+    except HydraException:
+        pass
+    key, equals, value = text.partition("=")
+    name = key.lstrip("+")
+    if not equals or not re.fullmatch(r"~?[A-Za-z_]\w*([./]\w+)*", name):
+        return _no_setting(text, files, before)
+    setting = _text_setting(name, files)
+    if setting is not None and not _HAS_MEANING.search(value):
+        return parser.parse_override(quoted(key, value))
+    return _unreadable(name, value)
+
+
+def quoted(key: str, value: str) -> str:
+    """``key="value"``, which Hydra's grammar takes whatever the value has in it."""
+    return '{}="{}"'.format(key, value.replace('"', '\\"'))
+
+
+def _text_setting(key: str, files: OptionFiles) -> Setting | None:
+    """The setting of free text that a key names (a choice of an option counts as one), or None."""
+    if key in files.groups:
+        return Setting(key, str, False, {})
+    setting = find(key, {})
+    return setting if setting is not None and setting.is_free_text else None
+
+
+def _no_setting(text: str, files: OptionFiles, before: str) -> Problem:
+    key, equals, value = text.partition("=")
+    bare = key.lstrip("-+")
+    setting = find(bare, {})
+    what = f"{text}: not a setting; settings are written KEY=VALUE"
+    if bare != key and (setting or bare in files.groups) and equals:
+        return Problem(what, paste(bare, value), COMMAND_LINE)
+    if text.startswith("-"):
+        return Problem(what, "--help lists what there is", COMMAND_LINE)
+    if not equals and files.get(RECIPE, text):
+        return Problem(what, f"recipe={text}", COMMAND_LINE)
+    if not equals and bare in files.groups:
+        return Problem(f"{text}: no value is given", f"{text}={files.names(bare)[0]}", COMMAND_LINE)
+    if setting:
+        return Problem(
+            f"{text}: no value is given; expected {expected(setting)}", fix_line(setting), COMMAND_LINE
+        )
+    known = _text_setting(before.partition("=")[0], files)
+    if not equals and known:
+        return Problem(f"{what}; a value with blanks needs quotes", f"'{before} {text}'", COMMAND_LINE)
+    return Problem(what, "optimizer.lr=0.5, say; without blanks around `=`", COMMAND_LINE)
+
+
+def _unreadable(key: str, value: str) -> Problem:
+    setting = find(key, {})
+    if setting is None:
+        return unknown_key(key, value, {}, COMMAND_LINE)
+    what = f"{shown(key)}={value}: the value cannot be read; expected {expected(setting)}"
+    if setting.is_free_text:
+        return Problem(what, f"put text in quotes: {_in_quotes(key, value)}", COMMAND_LINE)
+    return Problem(what, fix_line(setting), COMMAND_LINE)
+
+
+def _in_quotes(key: str, value: str) -> str:
+    return paste(key, '"{}"'.format(value.strip("'\"").replace('"', '\\"')))
+
+
+def _check_form(override: Override, text: str, files: OptionFiles) -> Problem | None:
+    """What is wrong with an override that can be read, before its value is looked at; or None."""
+    key = override.key_or_group
+    if not key:
+        return Problem(f"{text}: no key before the `=`", "optimizer.lr=0.5, say", COMMAND_LINE)
+    if re.match(r"hydra($|[./])", key):
+        fix = "leave it out (run_dir=PATH names the folder of a run)"
+        return Problem(f"{text}: nothing reads Hydra's own settings here", fix, COMMAND_LINE)
+    if override.package is not None:
+        return Problem(f"{text}: options have no `@` here", paste(key, text.partition("=")[2]), COMMAND_LINE)
+    if override.is_delete():
+        return _check_deletion(key, text, files)
+    if key in files.groups and not override.is_sweep_override() and isinstance(override.value(), list):
+        return Problem(f"{text}: {key} takes one option", f"{key}={files.names(key)[0]}", COMMAND_LINE)
+    return None
+
+
+def _check_deletion(key: str, text: str, files: OptionFiles) -> Problem | None:
+    setting = find(key, {})
+    if setting is not None and setting.base is Any:
+        return None
+    what = f"{text}: a setting cannot be deleted"
+    if key in files.groups:
+        return Problem(what, f"choose another option: {key}={files.names(key)[0]}", COMMAND_LINE)
+    if setting is None:
+        return Problem(what, "leave it out", COMMAND_LINE)
+    fix = paste(key, "null") if setting.optional else fix_line(setting)
+    return Problem(f"{what}, only set", fix, COMMAND_LINE)
+
+
+def _several_values(key: str, value: str, files: OptionFiles) -> Problem:
+    setting = find(key, {})
+    if setting is None and key not in files.groups:
+        return unknown_key(key, value, {}, COMMAND_LINE)
+    what = f"{shown(key)}={value}: several values"
+    if setting is not None and setting.is_list and setting.key != "stages":
+        return Problem(f"{what}; expected {expected(setting)}", paste(key, f"[{value}]"), COMMAND_LINE)
+    if setting is not None and setting.is_free_text:
+        fix = f"put text with a comma in quotes: {_in_quotes(key, value)}; or -m for one run each"
+        return Problem(what, fix, COMMAND_LINE)
+    one = files.names(key)[0] if setting is None or key in files.groups else example(setting)
+    return Problem(what, f"add -m to run one job each, or give one: {paste(key, one)}", COMMAND_LINE)

@@ -1,0 +1,278 @@
+"""The typed schema of a run: one dataclass a stage, no defaults (those live in ``conf/``).
+
+A field's metadata holds what its type cannot say: bounds, choices, unit. ``validate.py`` reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def number(
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    unit: str = "",
+    example: str = "",
+) -> Any:
+    """A numeric field with its bounds (inclusive ``ge``/``le``, exclusive ``gt``/``lt``) and unit.
+
+    ``example`` is a value that is valid, to be shown in the fix of an error.
+    """
+    return field(metadata={"ge": ge, "gt": gt, "le": le, "lt": lt, "unit": unit, "example": example})
+
+
+def choice(*values: str) -> Any:
+    """A text field that takes one of ``values``."""
+    return field(metadata={"choices": values})
+
+
+def text(example: str = "") -> Any:
+    """A free text field; ``example`` is shown in the fix of an error."""
+    return field(metadata={"example": example})
+
+
+def path(example: str = "") -> Any:
+    """A file or folder; a relative one counts from the directory that the run is started in."""
+    return field(metadata={"example": example, "path": True})
+
+
+def numbers(
+    *,
+    length: int | None = None,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    unit: str = "",
+    example: str = "",
+) -> Any:
+    """A list of numbers, each within the bounds; ``length`` entries where that is given."""
+    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
+    return field(metadata={**bounds, "length": length, "unit": unit, "example": example})
+
+
+def part() -> Any:
+    """A field that holds settings of its own."""
+    return field()
+
+
+def option(*values: str) -> Any:
+    """The name of the stage's option, set by choosing it (``optimizer=sgd``), not by hand."""
+    return field(metadata={"choices": values, "set_by_option": True})
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """One row of the stage table (DESIGN: epochs, training px, crop area, global batch, validation)."""
+
+    epochs: int = number(ge=1, unit="epochs", example="5")
+    px: int = number(ge=8, le=1024, unit="pixels", example="96")
+    min_area: float = number(gt=0, le=1, unit="share of the image's area", example="0.25")
+    batch_size: int = number(ge=1, unit="images over all ranks", example="256")
+    val_px: int = number(ge=8, le=1024, unit="pixels", example="128")
+    rectangular_val: bool = False
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    metric: str = choice("top1", "top5")
+    value: float = number(gt=0, le=100, unit="percent", example="93")
+    stop: bool = text("false")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    kind: str = option("imagefolder", "cifar10", "shapes")
+    root: str | None = path("/path/to/imagenet")
+    backend: str = choice("auto", "dali", "torchvision", "synthetic")
+    workers: int = number(ge=0, le=256, unit="threads of a rank", example="8")
+    holdout_frac: float = number(ge=0, lt=1, unit="share of the training images", example="0.1")
+    num_train: int | None = number(ge=1, unit="images", example="1281167")
+    num_val: int | None = number(ge=1, unit="images", example="50000")
+    num_classes: int | None = number(ge=2, unit="classes", example="1000")
+    mean: list[float] = numbers(length=3, ge=0, le=1, unit="of pixels in 0..1", example="[0.485,0.456,0.406]")
+    std: list[float] = numbers(length=3, gt=0, le=1, unit="of pixels in 0..1", example="[0.229,0.224,0.225]")
+    crop: str = choice("random_resized", "padded")
+    pad_px: int = number(ge=0, le=64, unit="pixels", example="4")
+    flip: str = choice("random", "alternating", "none")
+    val_crop_frac: float = number(gt=0, le=1, unit="share of the resized short side", example="0.875")
+
+
+@dataclass(frozen=True)
+class BatchNormConfig:
+    zero_init_last: bool | None = text("true")
+    momentum: float | None = number(gt=0, le=1, unit="weight of the newest batch", example="0.1")
+    eps: float | None = number(gt=0, lt=1, unit="added to the variance", example="1e-5")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str = text("resnet50")
+    num_classes: int | None = number(ge=2, unit="classes", example="1000")
+    pretrained: bool = text("false")
+    init_from: str | None = path("runs/NAME/checkpoints/best.ckpt")
+    args: dict[str, Any] = text("{drop_path_rate: 0.05}")
+    head_init_std: float | None = number(gt=0, unit="standard deviation", example="0.01")
+    batchnorm: BatchNormConfig = part()
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """What every optimizer has; the options' own classes add to it."""
+
+    kind: str = option("hybrid", "rectified_lars", "muon_sgd", "sgd", "torch", "timm")
+    lr: float = number(gt=0, unit="peak learning rate", example="0.5")
+    momentum: float = number(ge=0, lt=1, unit="share kept of the last update", example="0.9")
+    weight_decay: float = number(ge=0, lt=1, unit="per step, times lr", example="5e-5")
+    decay_norm_and_bias: bool = text("false")
+    clip_norm: float | None = number(gt=0, unit="norm of all gradients", example="1.0")
+
+
+@dataclass(frozen=True)
+class SGDConfig(OptimizerConfig):
+    nesterov: bool = text("true")
+
+
+@dataclass(frozen=True)
+class HybridConfig(SGDConfig):
+    transition_center_epochs: float = number(ge=0, unit="epochs", example="3.1")
+    transition_period_epochs: float = number(gt=0, unit="epochs", example="1.55")
+    rms_lr: float = number(ge=0, unit="learning rate of the adaptive part", example="3e-4")
+    rms_decay: float = number(gt=0, lt=1, unit="share kept of the squared gradient", example="0.99")
+    rms_eps: float = number(gt=0, unit="added to the root", example="1e-8")
+
+
+@dataclass(frozen=True)
+class RectifiedLARSConfig(SGDConfig):
+    eta: float = number(gt=0, unit="trust coefficient", example="8e-4")
+    min_trust_ratio: float = number(ge=0, unit="share of lr", example="1e-5")
+    max_trust_ratio: float = number(gt=0, unit="share of lr", example="1.0")
+    norm_and_bias_lr_scale: float = number(gt=0, unit="share of lr", example="0.2")
+
+
+@dataclass(frozen=True)
+class MuonSGDConfig(SGDConfig):
+    linear_weights: bool = text("true")
+    newton_schulz_steps: int = number(ge=1, le=10, unit="iterations", example="3")
+    newton_schulz_dtype: str = choice("auto", "fp32", "bf16")
+    sgd_lr_scale: float = number(gt=0, unit="lr of SGD's parameters over lr", example="10")
+    sgd_weight_decay: float = number(ge=0, lt=1, unit="per step, times SGD's lr", example="5e-5")
+
+
+@dataclass(frozen=True)
+class NamedOptimizerConfig(OptimizerConfig):
+    """An optimizer of torch or timm, reached by its name there."""
+
+    name: str = text("AdamW")
+    args: dict[str, Any] = text("{eps: 1e-6}")
+
+
+@dataclass(frozen=True)
+class MomentumCycleConfig:
+    high: float = number(ge=0, lt=1, unit="momentum at the lowest lr", example="0.98")
+    low: float = number(ge=0, lt=1, unit="momentum at the peak lr", example="0.90")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """What every schedule has; the peak is ``optimizer.lr``."""
+
+    kind: str = option("linear", "cosine", "step", "polynomial")
+    warmup_epochs: float = number(ge=0, unit="epochs", example="5")
+    end_lr: float = number(ge=0, unit="learning rate of the last update", example="0")
+    scale_with_batch: bool = text("false")
+    momentum: MomentumCycleConfig | None = part()
+
+
+@dataclass(frozen=True)
+class StepScheduleConfig(ScheduleConfig):
+    drop_at_frac: list[float] = numbers(
+        gt=0, lt=1, unit="share of the epochs after the warm-up", example="[0.33,0.67,0.89]"
+    )
+    factor: float = number(gt=0, lt=1, unit="lr after a drop over lr before it", example="0.1")
+
+
+@dataclass(frozen=True)
+class PolynomialScheduleConfig(ScheduleConfig):
+    power: float = number(gt=0, unit="exponent", example="2")
+
+
+@dataclass(frozen=True)
+class StrategyConfig:
+    kind: str = option("auto", "single", "ddp")
+    timeout_s: int = number(ge=10, unit="seconds that a collective may take", example="1800")
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    accelerator: str = choice("auto", "cpu", "gpu")
+    devices: int = number(ge=1, le=1024, unit="devices of each node", example="1")
+    num_nodes: int = number(ge=1, unit="machines", example="1")
+    device_batch_size: int | None = number(ge=1, unit="images on one device at once", example="256")
+    precision: str = choice("fp32", "bf16", "fp16")
+    channels_last: bool = text("true")
+    compile: bool = text("true")
+    label_smoothing: float = number(
+        ge=0, lt=1, unit="share of the target spread over all classes", example="0.1"
+    )
+    steps_per_stage: int | None = number(ge=1, unit="steps", example="30")
+    log_every_steps: int = number(ge=1, unit="steps", example="50")
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    author: str = text("Your Team")
+    author_email: str = text("team@example.org")
+    hardware: str | None = text("1 x NVIDIA H200")
+    cost_per_hour: float | None = number(ge=0, unit="US dollars", example="3.5")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run. ``recipe`` is the name chosen on the command line."""
+
+    recipe: str = text("quickstart")
+    stages: list[StageConfig] = part()
+    target: TargetConfig = part()
+    data: DataConfig = part()
+    model: ModelConfig = part()
+    optimizer: OptimizerConfig = part()
+    schedule: ScheduleConfig = part()
+    strategy: StrategyConfig = part()
+    trainer: TrainerConfig = part()
+    report: ReportConfig = part()
+    seed: int = number(ge=0, lt=2**32, example="1")
+    deterministic: bool = text("false")
+    dry_run: bool = text("false")
+    debug: bool = text("false")
+    run_dir: str | None = path("runs/my_run")
+    resume: str | None = path("auto")
+    resume_force: bool = text("false")
+
+
+# The class that describes each option of the stages whose options differ.
+OPTIONS: dict[str, dict[str, type]] = {
+    "optimizer": {
+        "hybrid": HybridConfig,
+        "rectified_lars": RectifiedLARSConfig,
+        "muon_sgd": MuonSGDConfig,
+        "sgd": SGDConfig,
+        "torch": NamedOptimizerConfig,
+        "timm": NamedOptimizerConfig,
+    },
+    "schedule": {
+        "linear": ScheduleConfig,
+        "cosine": ScheduleConfig,
+        "step": StepScheduleConfig,
+        "polynomial": PolynomialScheduleConfig,
+    },
+}
+
+
+def leaf_names(schema: type) -> list[str]:
+    """Names of a schema class's fields, in order of declaration."""
+    return [f.name for f in fields(schema)]

@@ -1,0 +1,89 @@
+"""What to say of a key that no setting has: whose it is, which was meant, what there is."""
+
+from __future__ import annotations
+
+import re
+
+from fasttrain.config.describe import any_of, example, paste
+from fasttrain.config.keys import Kinds, alternatives, find, owners, settings, shown, table_settings
+from fasttrain.config.schema import OPTIONS, RunConfig, StageConfig
+from fasttrain.errors import Problem
+
+
+def unknown_key(key: str, given: str, kinds: Kinds, where: str) -> Problem:
+    """The problem of a key that the chosen options do not have.
+
+    Args:
+        key: Dotted.
+        given: Its value, as text.
+        kinds: The run's options, as far as they are known.
+        where: ``command line`` or a file; a fix for a file names the key, not an override.
+    """
+    if re.match(r"stages\.\d", key):
+        return _unknown_in_row(key, given, where)
+    what = f"{shown(key)}={given}" if where == "command line" else shown(key)
+    group, _, rest = key.partition(".")
+    belongs = owners(key)
+    if belongs:
+        return _of_another_option(what, key, given, belongs, kinds, where)
+    stage_key = rest if group == "stages" else key
+    if stage_key in table_settings(StageConfig, ""):
+        fix = f"stages.0.{stage_key}={given}"
+        what = f"{what}: {stage_key} is set for each stage; {fix} sets it for the first"
+        return Problem(what, fix, where)
+    meant = alternatives(key, kinds)
+    if not meant:
+        return Problem(f"{what}: no such setting; {_what_there_is(group, kinds)}", "take it out", where)
+    setting = find(meant[0], kinds)
+    assert setting is not None
+    value = given or example(setting)
+    fix = paste(meant[0], value) if where == "command line" else _as_yaml(meant[0], value)
+    names = any_of([_for_each_stage(name) for name in meant[:4]])
+    return Problem(f"{what}: no such setting; did you mean {names}?", fix, where)
+
+
+def _as_yaml(key: str, value: str) -> str:
+    *above, leaf = key.split(".")
+    if above[:1] == ["stages"]:
+        return f"{leaf}: {value} in the rows of stages"
+    return "".join(f"{name}: {{" for name in above) + f"{leaf}: {value}" + "}" * len(above)
+
+
+def _unknown_in_row(key: str, given: str, where: str) -> Problem:
+    """The problem of a key that a row of the stage table does not have: ``stages.0.size``."""
+    row, _, name = key.rpartition(".")
+    known = list(table_settings(StageConfig, ""))
+    meant = [
+        found.rpartition(".")[2] for found in alternatives(f"stages.0.{name}", {}) if "stages.0" in found
+    ]
+    hint = f"; did you mean {meant[0]}?" if meant else ""
+    what = f"{shown(key)}={given}: a stage has no {name}{hint} (a stage has {', '.join(known)})"
+    pick = meant[0] if meant else None
+    if where == "command line":
+        fix = f"{row}.{pick}={given}" if pick else "leave it out"
+    else:
+        fix = f"{pick}: {given}" if pick else "take it out"
+    return Problem(what, fix, where)
+
+
+def _for_each_stage(name: str) -> str:
+    return f"{name} (each stage has its own)" if name.startswith("stages.") else name
+
+
+def _of_another_option(
+    what: str, key: str, given: str, belongs: list[str], kinds: Kinds, where: str
+) -> Problem:
+    group = key.partition(".")[0]
+    what = f"{what}: belongs to {group}={any_of(belongs)}; this run has {group}={kinds.get(group)}"
+    if where == "command line":
+        return Problem(what, f"{group}={belongs[0]} {paste(key, given)}, or leave it out", where)
+    fix = "take it out; what belongs to one option is set on the command line, or in an option of your own"
+    return Problem(what, fix, where)
+
+
+def _what_there_is(group: str, kinds: Kinds) -> str:
+    if group in OPTIONS or find(group, kinds) is not None:
+        below = [s.key for s in settings(kinds).values() if s.key.startswith(f"{group}.") and not s.by_option]
+        if below:
+            return f"{group} has {', '.join(name.partition('.')[2] for name in below)}"
+    return f"there are {', '.join(table_settings(RunConfig, ''))}"

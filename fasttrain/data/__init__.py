@@ -1,0 +1,1 @@
+"""From names on disk to uint8 batches on the device: scan, order, decode, augment, batch."""

@@ -1,0 +1,54 @@
+"""Which back end decodes, and its start."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from fasttrain.config.schema import RunConfig
+from fasttrain.data.backend import Backend
+from fasttrain.data.scan import Scan
+from fasttrain.data.synthetic_backend import SyntheticBackend
+from fasttrain.data.torchvision_backend import TorchvisionBackend
+from fasttrain.data.validation import MIN_BATCH
+from fasttrain.errors import MachineError, Problem
+from fasttrain.stages import Plan
+
+log = logging.getLogger("fasttrain")
+
+
+def start_backend(config: RunConfig, scan: Scan, plan: Plan, *, device: torch.device, rank: int) -> Backend:
+    """Start the back end that ``data.backend`` names.
+
+    ``auto`` is DALI where it is installed and there are files to decode, else torchvision; rank 0 says so.
+    An installed DALI that does not work on this device is an error, not a reason to be slow.
+
+    Raises:
+        MachineError: DALI is asked for and not installed, or does not work here.
+    """
+    data = config.data
+    if data.backend == "synthetic":
+        return SyntheticBackend(device=device, seed=config.seed)
+    in_memory = scan.train.images is not None
+    if data.backend == "dali" or (data.backend == "auto" and not in_memory):
+        try:
+            from fasttrain.data.dali_backend import DaliBackend
+        except (ImportError, OSError) as error:  # OSError: a library that it links to is missing
+            if data.backend == "dali":
+                raise _no_dali(error) from error
+            if rank == 0:
+                log.info(f"data.backend=auto: torchvision, since DALI cannot be imported ({error})")
+        else:
+            max_batch = max(MIN_BATCH, *(plan.micro_batch(epoch) for epoch in plan.epochs))
+            return DaliBackend(device=device, workers=data.workers, max_batch=max_batch, encoded=not in_memory)
+    return TorchvisionBackend(device=device, workers=data.workers)
+
+
+def _no_dali(error: Exception) -> MachineError:
+    return MachineError(
+        Problem(
+            f"data.backend=dali, but DALI cannot be imported: {error}",
+            "pip install nvidia-dali-cuda130 (Linux), or data.backend=torchvision",
+        )
+    )

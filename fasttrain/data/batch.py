@@ -1,0 +1,23 @@
+"""What the data path hands to the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class Batch:
+    """Images and classes of one forward pass, on the device.
+
+    Attributes:
+        images_nhwc: uint8 [n, h, w, 3], not normalised.
+        labels: int64 [n].
+        num_valid: How many of the leading images count: n in training; fewer, even 0, in validation, where
+            the last batch is filled up so that all ranks see the same shapes.
+    """
+
+    images_nhwc: torch.Tensor
+    labels: torch.Tensor
+    num_valid: int

@@ -1,0 +1,110 @@
+"""CIFAR-10's published binary layout: ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``.
+
+A record is one byte with the class and 3072 bytes with the pixels: 32 x 32 red, then green, then blue.
+Source: https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version".
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasttrain.errors import DataError, Problem
+
+TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+VAL_FILES = ("test_batch.bin",)
+NAMES_FILE = "batches.meta.txt"
+NUM_CLASSES = 10
+RECORD_BYTES = 3073
+
+
+@dataclass(frozen=True, eq=False)
+class Cifar10:
+    """Both splits; labels int64 [n], images uint8 [n, 32, 32, 3]."""
+
+    classes: tuple[str, ...]
+    train_labels: NDArray[np.int64]
+    train_images: NDArray[np.uint8]
+    val_labels: NDArray[np.int64]
+    val_images: NDArray[np.uint8]
+
+
+def read_cifar10(root: str, *, with_val: bool = True) -> Cifar10:
+    """Read the files of ``root``; without ``with_val`` the validation split is empty.
+
+    Raises:
+        DataError: Files that are missing, cut off or hold other classes; all of them at once.
+    """
+    files = [*TRAIN_FILES, *(VAL_FILES if with_val else ())]
+    missing = [name for name in files if not os.path.isfile(os.path.join(root, name))]
+    if missing:
+        raise DataError(_missing_files(root, missing))
+    problems = [problem for name in files if (problem := _check(os.path.join(root, name)))]
+    if problems:
+        raise DataError(problems)
+    train_labels, train_images = _read(root, TRAIN_FILES)
+    val_labels, val_images = _read(root, VAL_FILES if with_val else ())
+    return Cifar10(_class_names(root), train_labels, train_images, val_labels, val_images)
+
+
+def _missing_files(root: str, missing: list[str]) -> Problem:
+    where = f"data.root={root}"
+    if not os.path.isdir(root):
+        return Problem(f"{where}: no such folder", "data.root=PATH of the folder that holds data_batch_1.bin")
+    try:
+        entries = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    except OSError as error:
+        return Problem(f"{where} cannot be read: {error.strerror}", f"chmod -R a+rX '{root}'")
+    for name in entries:
+        if os.path.isfile(os.path.join(root, name, TRAIN_FILES[0])):
+            return Problem(f"{where} is one level too high: the files are in {name}/", f"data.root={root}/{name}")
+    if "train" in entries:
+        return Problem(f"{where} is a folder of images, data=cifar10 reads binary files", "data=imagefolder")
+    if os.path.isfile(os.path.join(root, "data_batch_1")):
+        return Problem(
+            f"{where} holds the Python version of CIFAR-10",
+            "get the binary version, cifar-10-binary.tar.gz (data/README.md)",
+        )
+    return Problem(
+        f"{where} lacks {', '.join(missing)}",
+        "fasttrain prepare cifar10, or data.root=PATH of the folder that holds them",
+    )
+
+
+def _check(path: str) -> Problem | None:
+    size = os.path.getsize(path)
+    if size == 0 or size % RECORD_BYTES:
+        return Problem(
+            f"{path} has {size} bytes, not a multiple of {RECORD_BYTES} (one record): it is cut off or not "
+            "CIFAR-10's binary version",
+            "unpack or download it again (data/README.md)",
+        )
+    labels = np.fromfile(path, dtype=np.uint8).reshape(-1, RECORD_BYTES)[:, 0]
+    wrong = np.flatnonzero(labels >= NUM_CLASSES)
+    if len(wrong):
+        return Problem(
+            f"{path}: record {wrong[0]} has class {labels[wrong[0]]}, expected 0 to {NUM_CLASSES - 1} "
+            f"({len(wrong)} such records)",
+            "unpack or download it again (data/README.md); CIFAR-100 has another layout",
+        )
+    return None
+
+
+def _read(root: str, names: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    parts = [np.fromfile(os.path.join(root, name), dtype=np.uint8) for name in names]
+    records = np.concatenate([*parts, np.empty(0, dtype=np.uint8)]).reshape(-1, RECORD_BYTES)
+    planes = records[:, 1:].reshape(-1, 3, 32, 32)
+    return records[:, 0].astype(np.int64), np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+
+
+def _class_names(root: str) -> tuple[str, ...]:
+    path = os.path.join(root, NAMES_FILE)
+    if os.path.isfile(path):
+        with open(path, encoding="utf-8") as file:
+            names = tuple(line.strip() for line in file if line.strip())
+        if len(names) == NUM_CLASSES:
+            return names
+    return tuple(str(label) for label in range(NUM_CLASSES))

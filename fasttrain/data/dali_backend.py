@@ -1,0 +1,244 @@
+"""The fast back end: NVIDIA DALI, nvJPEG on a GPU, libjpeg-turbo without one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import nvidia.dali
+import torch
+from numpy.typing import NDArray
+from nvidia.dali.plugin.pytorch import feed_ndarray
+from PIL import Image
+
+from fasttrain.data.backend import Request
+from fasttrain.data.dali_stages import Stage, StageError, headers, pixels
+from fasttrain.data.decode import decode_part, find_bad_files
+from fasttrain.errors import DataError, MachineError, Problem
+
+STAND_IN_PX = 32
+
+
+class _Reader:
+    """One open ``images`` call: requests not yet fed, and those fed whose images are not yet taken."""
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self.requests = iter(requests)
+        self.pending: deque[Request] = deque()
+        self.fed_headers = 0  # of ``pending``, how many the first stage has had
+        self.fed_pixels = 0  # and the second
+
+    def request(self, index: int) -> Request | None:
+        """Entry ``index`` of ``pending``, drawn from the requests if need be; None past the end."""
+        while len(self.pending) <= index:
+            drawn = next(self.requests, None)
+            if drawn is None:
+                return None
+            self.pending.append(drawn)
+        return self.pending[index]
+
+
+class DaliBackend:
+    """Owns the two DALI pipelines, from the run's start to ``close``.
+
+    The pipelines serve one reader at a time. When another one asks, what is under way is dropped, and the
+    first starts its pending batches again when its turn comes: nothing stale can come out.
+
+    Args:
+        device: Where the images go; on a GPU they are decoded there.
+        workers: Threads of each pipeline.
+        max_batch: Largest request, images.
+        encoded: Whether the images are files; else arrays in memory, of which only the resizing is left.
+
+    Raises:
+        MachineError: DALI does not work on this device.
+    """
+
+    name = "dali"
+
+    def __init__(self, *, device: torch.device, workers: int, max_batch: int, encoded: bool) -> None:
+        self._device, self._threads = device, max(1, workers)
+        self._max_batch, self._encoded = max_batch, encoded
+        self._folder = tempfile.TemporaryDirectory(prefix="fasttrain-dali-")
+        self._stand_in = str(Path(self._folder.name) / "stand_in.jpg")
+        Image.new("RGB", (STAND_IN_PX, STAND_IN_PX)).save(self._stand_in)
+        self._pillow_only: set[str] = set()
+        self._owner: _Reader | None = None
+        self._build()
+
+    def images(self, requests: Iterable[Request]) -> Iterator[tuple[Request, torch.Tensor]]:
+        """See ``Backend``."""
+        reader = _Reader(requests)
+        while True:
+            try:
+                item = self._next(reader)
+            except StageError as error:
+                self._recover(reader, error)
+                continue
+            if item is None:
+                return
+            yield item
+
+    def close(self) -> None:
+        """See ``Backend``."""
+        del self._headers, self._pixels
+        self._owner = None
+        self._folder.cleanup()
+
+    def _build(self) -> None:
+        whole = np.full((1, 2), STAND_IN_PX)
+        bytes_or_pixels: Any = (
+            [np.fromfile(self._stand_in, dtype=np.uint8)]
+            if self._encoded
+            else np.zeros((1, STAND_IN_PX, STAND_IN_PX, 3), dtype=np.uint8)
+        )
+        example = {"image": bytes_or_pixels, **self._regions(np.zeros((1, 2)), whole, whole, whole)}
+        size, threads = self._max_batch, self._threads
+        try:
+            self._headers = Stage(headers(batch_size=size, threads=threads), self._paths([self._stand_in]))
+            self._pixels = Stage(
+                pixels(batch_size=size, threads=threads, device=self._device, encoded=self._encoded), example
+            )
+        except StageError as error:
+            raise self._broken(str(error)) from error
+        self._owner = None
+
+    def _next(self, reader: _Reader) -> tuple[Request, torch.Tensor] | None:
+        if self._owner is not reader:
+            self._let_go()
+            self._owner = reader
+            reader.fed_headers = reader.fed_pixels = 0
+        self._feed(reader)
+        if not reader.fed_pixels:
+            return None
+        images = self._take(reader.pending[0])
+        reader.fed_headers -= 1
+        reader.fed_pixels -= 1
+        return reader.pending.popleft(), images
+
+    def _let_go(self) -> None:
+        """Drop what is under way for another reader, bad files among it too: it will meet them again."""
+        try:
+            self._headers.drain()
+            self._pixels.drain()
+        except StageError:
+            self._build()
+
+    def _feed(self, reader: _Reader) -> None:
+        """Keep both stages busy."""
+        while True:
+            while self._encoded and self._headers.has_room and (request := reader.request(reader.fed_headers)):
+                self._headers.feed(self._paths([request.split.paths[row] for row in request.rows.tolist()]))
+                reader.fed_headers += 1
+            if not self._pixels.has_room or not (request := reader.request(reader.fed_pixels)):
+                return
+            image, sizes = self._source(request)
+            self._pixels.feed({"image": image, **self._boxes(request, sizes)})
+            reader.fed_pixels += 1
+            if not self._encoded:
+                reader.fed_headers = reader.fed_pixels
+
+    def _source(self, request: Request) -> tuple[Any, NDArray[np.int64]]:
+        """The images of a request as the second stage takes them, and their sizes, int64 [n, 2]."""
+        if self._encoded:
+            encoded, shapes = self._headers.take()
+            return encoded, np.array(shapes.as_tensor())[:, :2]
+        assert request.split.images is not None
+        images = request.split.images[request.rows]
+        return images, np.tile(np.array(images.shape[1:3], dtype=np.int64), (len(images), 1))
+
+    def _boxes(self, request: Request, sizes: NDArray[np.int64]) -> dict[str, Any]:
+        boxes = request.crop.boxes(sizes)
+        output = np.array([request.height, request.width])
+        return self._regions(boxes[:, :2], boxes[:, 2:], sizes, np.broadcast_to(output, sizes.shape))
+
+    def _regions(
+        self,
+        top_left: NDArray[np.float64],
+        bottom_right: NDArray[Any],
+        sizes: NDArray[np.int64],
+        output: NDArray[np.int64],
+    ) -> dict[str, Any]:
+        """Inputs of the second stage for boxes of images; all [n, 2], down and across, pixels."""
+        inputs: dict[str, Any] = {"size": output.astype(np.float32)}
+        start: NDArray[Any] = np.zeros_like(sizes)
+        if self._encoded:
+            # The antialiasing filter reaches one output pixel, at least one of the image, beyond the box.
+            reach = np.ceil(np.maximum((bottom_right - top_left) / output, 1)) + 1
+            start = np.maximum(np.floor(top_left) - reach, 0)
+            end = np.minimum(np.ceil(bottom_right) + reach, sizes)
+            inputs |= {"start": start.astype(np.int32), "shape": (end - start).astype(np.int32)}
+        inputs["roi_start"] = (top_left - start).astype(np.float32)
+        inputs["roi_end"] = (bottom_right - start).astype(np.float32)
+        return {name: np.ascontiguousarray(values) for name, values in inputs.items()}
+
+    def _paths(self, paths: list[str]) -> dict[str, Any]:
+        """Paths as one array: filled up in front with slashes, which mean no more than one."""
+        names = [os.fsencode(self._stand_in if path in self._pillow_only else path) for path in paths]
+        length = max(map(len, names))
+        filled = b"".join(name.rjust(length, b"/") for name in names)
+        return {"path": np.frombuffer(filled, dtype=np.uint8).reshape(len(names), length)}
+
+    def _take(self, request: Request) -> torch.Tensor:
+        """Images of the oldest run, copied into memory of torch's own."""
+        on_gpu = self._device.type == "cuda"
+        # The copy is queued behind DALI's work and before the training step that reads it, on one stream;
+        # DALI's buffer goes back to its pool in the order of that stream, so nobody waits on the host.
+        stream = torch.cuda.current_stream(self._device) if on_gpu else None
+        output = self._pixels.take(stream)[0].as_tensor()
+        shape = (len(request.rows), request.height, request.width, 3)
+        images = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        feed_ndarray(output, images, cuda_stream=stream)
+        if self._pillow_only and self._encoded:
+            self._fill_in(request, images)
+        return images
+
+    def _fill_in(self, request: Request, images: torch.Tensor) -> None:
+        """Decode with Pillow what DALI cannot."""
+        for place, row in enumerate(request.rows.tolist()):
+            if request.split.paths[row] in self._pillow_only:
+                decoded = np.empty(images.shape, dtype=np.uint8)
+                decode_part(request, slice(place, place + 1), decoded)
+                images[place] = torch.from_numpy(decoded[place])
+
+    def _recover(self, reader: _Reader, error: StageError) -> None:
+        """After a failed run: name the bad files, or find those that only Pillow reads and build anew.
+
+        DALI may report a failure at an earlier batch than the file's, so all that was under way is looked at.
+        """
+        if not self._encoded:
+            raise self._broken(str(error)) from error
+        paths = [request.split.paths[row] for request in reader.pending for row in request.rows.tolist()]
+        if problems := find_bad_files(paths):
+            raise DataError(problems) from error
+        self._build()
+        refused = [path for path in dict.fromkeys(paths) if path not in self._pillow_only]
+        refused = [path for path in refused if not self._decodes(path)]
+        if not refused:
+            raise self._broken(str(error)) from error
+        self._pillow_only.update(refused)
+
+    def _decodes(self, path: str) -> bool:
+        try:
+            self._headers.feed(self._paths([path]))
+            encoded, shapes = self._headers.take()
+            sizes = np.array(shapes.as_tensor())[:, :2]
+            self._pixels.feed({"image": encoded, **self._regions(np.zeros((1, 2)), sizes, sizes, sizes)})
+            self._pixels.take()
+        except StageError:
+            self._build()
+            return False
+        return True
+
+    def _broken(self, why: str) -> MachineError:
+        fix = "data.backend=torchvision"
+        if self._device.type == "cuda":
+            fix += ", or a driver that fits DALI's package (nvidia-dali-cuda130 needs driver 580 or newer)"
+        return MachineError(
+            Problem(f"DALI {nvidia.dali.__version__} failed on {self._device}: {why}", fix)
+        )

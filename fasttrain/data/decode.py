@@ -1,0 +1,133 @@
+"""One image from a file or an array to pixels, with Pillow; says which file is bad, why, and what to do.
+
+Gray, palette, CMYK, 16-bit and RGBA images become RGB (transparency is dropped), as DALI makes them; EXIF
+orientation is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from fasttrain.data.backend import Request
+from fasttrain.data.scan import Split
+from fasttrain.errors import DataError, Problem
+
+# Threads that read the headers of a split: a network file system answers many at once.
+HEADER_THREADS = 16
+# Bad files named in one error.
+MAX_NAMED = 5
+
+Result = TypeVar("Result")
+
+
+def image_size(path: str) -> tuple[int, int]:
+    """Height and width in pixels, from the file's header.
+
+    Raises:
+        DataError: Not an image.
+    """
+
+    def read() -> tuple[int, int]:
+        with Image.open(path) as image:
+            return image.height, image.width
+
+    return _explained(path, read)
+
+
+def image_sizes(split: Split) -> NDArray[np.int64]:
+    """Heights and widths of all images of a split, int64 [n, 2]; files by their headers, several at once."""
+    if split.images is not None:
+        return np.tile(np.array(split.images.shape[1:3], dtype=np.int64), (len(split.images), 1))
+    with ThreadPoolExecutor(HEADER_THREADS) as threads:
+        sizes = list(threads.map(image_size, split.paths, chunksize=64))
+    return np.array(sizes, dtype=np.int64).reshape(-1, 2)
+
+
+def decode_part(request: Request, part: slice, output: NDArray[np.uint8]) -> None:
+    """Decode, crop and resize the images ``part`` of a request into the same rows of ``output``.
+
+    Args:
+        request: The batch.
+        part: Which of its images.
+        output: uint8 [n, request.height, request.width, 3].
+
+    Raises:
+        DataError: A file that cannot be decoded.
+    """
+    rows = request.rows[part].tolist()
+    if request.split.images is not None:
+        images = [Image.fromarray(request.split.images[row]) for row in rows]
+    else:
+        images = [_open(request.split.paths[row]) for row in rows]
+    sizes = np.array([(image.height, image.width) for image in images], dtype=np.int64)
+    boxes = request.crop.boxes(sizes, part)
+    size = (request.width, request.height)
+    for place, (image, (top, left, bottom, right)) in enumerate(zip(images, boxes, strict=True), part.start):
+        with image:
+            path = "" if request.split.images is not None else request.split.paths[request.rows[place]]
+            rgb = _explained(path, partial(_as_rgb, image))
+            resized = rgb.resize(size, Image.Resampling.BILINEAR, box=(left, top, right, bottom))
+            output[place] = np.asarray(resized)
+
+
+def find_bad_files(paths: list[str]) -> list[Problem]:
+    """Decode whole files and say which cannot be, and why."""
+
+    def problems_of(path: str) -> list[Problem]:
+        try:
+            with _open(path) as image:
+                _explained(path, partial(_as_rgb, image))
+        except DataError as error:
+            return error.problems
+        return []
+
+    with ThreadPoolExecutor(HEADER_THREADS) as threads:
+        found = [problem for problems in threads.map(problems_of, paths) for problem in problems]
+    rest = len(found) - MAX_NAMED
+    return found if rest <= 0 else [*found[:MAX_NAMED], Problem(f"and {rest} more files of the same batch")]
+
+
+def _open(path: str) -> Image.Image:
+    return _explained(path, partial(Image.open, path))
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB":
+        image.load()
+        return image
+    if image.mode.startswith("I"):
+        # Pillow cuts 16-bit values off at 255 instead of scaling them.
+        scaled = np.rint(np.asarray(image, dtype=np.float64) / 257).clip(0, 255).astype(np.uint8)
+        return Image.fromarray(scaled).convert("RGB")
+    return image.convert("RGB")
+
+
+def _explained(path: str, read: Callable[[], Result]) -> Result:
+    """What ``read`` returns, its errors in the user's words."""
+    try:
+        return read()
+    except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error, ...
+        raise DataError(
+            Problem(
+                f"{path} cannot be decoded: {_reason(path, error)}",
+                "get the file again from the data set's archive, or delete it and set data.num_train or "
+                "data.num_val to what is left",
+            )
+        ) from error
+
+
+def _reason(path: str, error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        with open(path, "rb") as file:
+            start = file.read(16)
+        return f"not an image, it starts with {start!r}" if start else "the file is empty"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,182 @@
+"""Folders of images, ``ROOT/{train,val}/CLASS/*.JPEG``: listed fast, refused with a reason and a fix."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from fasttrain.data.layout import IMAGE_ENDINGS, find_layout_problem, visible, wrong_split_folder
+from fasttrain.errors import DataError, Problem
+
+# Folders listed at once: what a network file system answers in parallel; a local disk needs fewer.
+LISTING_THREADS = 16
+# Class folders named in an error, of each kind.
+MAX_NAMED = 5
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """Both splits, sorted by class and file name.
+
+    Attributes:
+        classes: Names of the class folders, sorted.
+        train_paths, val_paths: Files, class after class.
+        train_counts, val_counts: Images of each class.
+        notes: What was passed over, a line for each split.
+    """
+
+    classes: tuple[str, ...]
+    train_paths: Sequence[str]
+    train_counts: Sequence[int]
+    val_paths: Sequence[str]
+    val_counts: Sequence[int]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _SplitFolder:
+    path: str
+    classes: tuple[str, ...]
+    files: Sequence[Sequence[str]]
+    ignored: Counter[str]
+
+
+def read_image_folder(root: str, *, with_val: bool, kind: str) -> ImageFolder:
+    """List all images under ``root``; without ``with_val`` only the training split's.
+
+    Class folders may be links; folders inside of a class folder belong to the class. Names that start with a
+    dot are passed over, and files that are no images by their ending (any case) are counted in the notes.
+
+    Args:
+        root: Absolute path.
+        with_val: Whether ``val/`` is needed.
+        kind: ``imagefolder`` or ``shapes``; says what a missing set's fix is.
+
+    Raises:
+        DataError: The layout is another one, folders are empty or unreadable, the splits' classes differ.
+    """
+    if problem := find_layout_problem(root, with_val=with_val, kind=kind):
+        raise DataError(problem)
+    names = ("train", "val") if with_val else ("train",)
+    splits = [_read_split(os.path.join(root, name)) for name in names]
+    problems = [problem for split in splits for problem in _empty_classes(split)]
+    problems += _different_classes(*splits) if with_val else []
+    if problems:
+        raise DataError(problems)
+    train, val = splits[0], splits[1] if with_val else _SplitFolder("", (), (), Counter())
+    return ImageFolder(
+        train.classes,
+        [path for files in train.files for path in files],
+        [len(files) for files in train.files],
+        [path for files in val.files for path in files],
+        [len(files) for files in val.files],
+        tuple(note for split in splits if (note := _note(split))),
+    )
+
+
+def _read_split(folder: str) -> _SplitFolder:
+    classes: list[str] = []
+    ignored: Counter[str] = Counter()
+    try:
+        for entry in visible(folder):
+            if entry.is_dir():
+                classes.append(entry.name)
+            elif entry.is_symlink() and not os.path.exists(entry.path):
+                target = os.readlink(entry.path)
+                raise DataError(Problem(f"{entry.path} is a link to {target}, which is not there"))
+            else:
+                ignored[_ending(entry.name)] += 1
+        classes.sort()
+        if not classes:
+            raise DataError(wrong_split_folder(folder, ignored))
+        with ThreadPoolExecutor(LISTING_THREADS) as threads:
+            listed = list(threads.map(_images_below, (os.path.join(folder, name) for name in classes)))
+    except OSError as error:
+        raise DataError(
+            Problem(
+                f"{error.filename or folder} cannot be read: {error.strerror}",
+                f"chmod -R a+rX '{os.path.dirname(folder)}'",
+            )
+        ) from error
+    for _, others in listed:
+        ignored.update(_ending(name) for name in others)
+    return _SplitFolder(folder, tuple(classes), [files for files, _ in listed], ignored)
+
+
+def _images_below(folder: str, outer: frozenset[str] = frozenset()) -> tuple[list[str], list[str]]:
+    """Paths of the images, sorted, and names of the files that are none."""
+    files: list[str] = []
+    others: list[str] = []
+    # Names, not entries: a set has a million of them, and only what is no image by its ending is looked at.
+    for name in sorted(os.listdir(folder)):
+        if name.startswith("."):
+            continue
+        path = f"{folder}/{name}"
+        if name.lower().endswith(IMAGE_ENDINGS):
+            files.append(path)
+        elif os.path.isdir(path):
+            around = outer | {os.path.realpath(folder)}
+            if os.path.realpath(path) not in around:  # a link to a folder around it would never end
+                inner_files, inner_others = _images_below(path, around)
+                files += inner_files
+                others += inner_others
+        else:
+            others.append(name)
+    return files, others
+
+
+def _ending(name: str) -> str:
+    return os.path.splitext(name)[1].lower() or "no ending"
+
+
+def _note(split: _SplitFolder) -> str:
+    if not split.ignored:
+        return ""
+    kinds = ", ".join(f"{count} {ending}" for ending, count in split.ignored.most_common(MAX_NAMED))
+    count = split.ignored.total()
+    return f"{split.path}: passed over {count} files that are not images in a class folder ({kinds})"
+
+
+def _empty_classes(split: _SplitFolder) -> list[Problem]:
+    empty = [name for name, files in zip(split.classes, split.files, strict=True) if not files]
+    if not empty:
+        return []
+    if len(empty) == len(split.classes):
+        return [
+            Problem(
+                f"{split.path}: no images in its {len(empty)} class folders ({_named(empty)})",
+                f"images end in {', '.join(IMAGE_ENDINGS)} (any case); data/README.md shows the layout",
+            )
+        ]
+    return [
+        Problem(
+            f"{split.path}: no images in {len(empty)} of {len(split.classes)} class folders: {_named(empty)}",
+            "unpack them again, or remove the folder from both splits",
+        )
+    ]
+
+
+def _different_classes(train: _SplitFolder, val: _SplitFolder) -> list[Problem]:
+    only_train = sorted(set(train.classes) - set(val.classes))
+    only_val = sorted(set(val.classes) - set(train.classes))
+    if not only_train and not only_val:
+        return []
+    sides = [
+        f"{len(names)} only in {os.path.basename(split.path)}/: {_named(names)}"
+        for split, names in ((train, only_train), (val, only_val))
+        if names
+    ]
+    return [
+        Problem(
+            f"class folders of {train.path} and {val.path} differ: {'; '.join(sides)}",
+            "both splits need a folder of the same name for every class",
+        )
+    ]
+
+
+def _named(names: Sequence[str]) -> str:
+    rest = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")

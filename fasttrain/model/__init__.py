@@ -1,0 +1,1 @@
+"""Networks by timm's names and the BatchNorm changes."""

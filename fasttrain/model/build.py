@@ -1,0 +1,107 @@
+"""Networks by timm's names."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from fasttrain.config.schema import ModelConfig
+from fasttrain.errors import ConfigError, MachineError, Problem
+from fasttrain.model import batchnorm
+from fasttrain.model.head import init_head
+from fasttrain.model.weights import load_weights
+
+
+def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
+    """The network of a run, on the CPU, in training mode, with the options that the config asks for.
+
+    Args:
+        config: Name, further arguments, BatchNorm options and where the first weights come from.
+        num_classes: Outputs of the classifier.
+
+    Returns:
+        A timm network: float32 images NCHW in, logits ``[N, num_classes]`` out.
+
+    Raises:
+        ConfigError: An unknown name or argument, an option that finds nothing to act on, or weights of
+            another network in ``model.init_from``.
+        MachineError: Published weights that cannot be fetched.
+    """
+    # The class is known only from an instance; one on the meta device costs no memory and no random numbers.
+    arguments = dict(config.args)
+    zero_init = config.batchnorm.zero_init_last
+    timm_zero_inits = takes_argument(meta_model(config, num_classes), "zero_init_last")
+    if zero_init is not None and timm_zero_inits:
+        arguments["zero_init_last"] = zero_init
+    model = _create(config, num_classes, arguments)
+    if zero_init and not timm_zero_inits:
+        batchnorm.zero_init_last(model)
+    batchnorm.set_momentum_and_eps(model, momentum=config.batchnorm.momentum, eps=config.batchnorm.eps)
+    if config.head_init_std is not None:
+        init_head(model, config.head_init_std)
+    if config.init_from is not None:
+        load_weights(model, config.init_from, name=config.name)
+    return model
+
+
+def meta_model(config: ModelConfig, num_classes: int) -> nn.Module:
+    """The network without storage, for questions about its parameters and the images it takes.
+
+    Raises:
+        ConfigError: As ``build_model``.
+    """
+    if not timm.is_model(config.name):
+        raise ConfigError(unknown_network(config.name))
+    try:
+        with torch.device("meta"):
+            return timm.create_model(config.name, num_classes=num_classes, **dict(config.args))
+    except Exception as error:  # a network's constructor raises what it likes
+        raise ConfigError(_refused_arguments(config, error)) from error
+
+
+def takes_argument(model: nn.Module, name: str) -> bool:
+    """Whether the network's class has a constructor argument of this name."""
+    return name in inspect.signature(type(model)).parameters
+
+
+def unknown_network(name: str) -> Problem:
+    """What to say about a name that timm does not have, with the closest that it has."""
+    known = timm.list_models()
+    close = difflib.get_close_matches(name.lower(), known, n=5, cutoff=0.6)
+    # A prefix such as "resnet" is too short to come close to any whole name.
+    close = close or [known_name for known_name in known if known_name.startswith(name.lower())][:5]
+    fix = f"did you mean {', '.join(f'model.name={match}' for match in close)}?" if close else ""
+    every = "all names: python -c 'import timm; print(*timm.list_models())'"
+    return Problem(f"model.name={name}: timm {timm.__version__} has no such network", fix or every)
+
+
+def _create(config: ModelConfig, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
+    try:
+        return timm.create_model(config.name, pretrained=config.pretrained, num_classes=num_classes, **arguments)
+    except Exception as error:  # the hub client's errors share no base class
+        if not config.pretrained:
+            raise
+        raise MachineError(
+            Problem(
+                f"model.pretrained=true: cannot fetch the weights of {config.name}: {_first_line(error)}",
+                "model.init_from=FILE with weights that are on this machine, or model.pretrained=false",
+            )
+        ) from error
+
+
+def _refused_arguments(config: ModelConfig, error: Exception) -> Problem:
+    given = "{" + ", ".join(f"{key}: {value}" for key, value in dict(config.args).items()) + "}"
+    return Problem(
+        f"model.args={given}: {config.name} cannot be built with them: {_first_line(error)}",
+        f"see the arguments of timm's {config.name}, or model.args={{}}",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,170 @@
+"""What makes a network impossible to run: its name, its arguments, its options, the images it takes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fasttrain.config.schema import RunConfig
+from fasttrain.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Arguments of timm.create_model that have a key of their own.
+OWN_KEYS = {
+    "num_classes": "model.num_classes",
+    "pretrained": "model.pretrained",
+    "checkpoint_path": "model.init_from",
+    "zero_init_last": "model.batchnorm.zero_init_last",
+}
+
+# Sides that are tried, in steps of 32 pixels each way, to name some that a network takes.
+NUM_TRIED = 4
+
+
+def check(config: RunConfig) -> list[Problem]:
+    """Rules between keys that need no library."""
+    model = config.model
+    problems = [
+        Problem(f"model.args has {name}, which has a key of its own", f"{key}={model.args[name]}")
+        for name, key in OWN_KEYS.items()
+        if name in model.args
+    ]
+    if model.init_from is not None and not Path(model.init_from).is_file():
+        problems.append(
+            Problem(f"model.init_from={model.init_from}: no such file", "model.init_from=PATH of a checkpoint")
+        )
+    if model.init_from is not None and model.pretrained:
+        problems.append(
+            Problem(
+                "model.init_from and model.pretrained=true both name the first weights",
+                "model.pretrained=false",
+            )
+        )
+    loaded = "model.pretrained=true" if model.pretrained else "model.init_from"
+    if model.pretrained or model.init_from is not None:
+        if model.batchnorm.zero_init_last:
+            problems.append(
+                Problem(
+                    f"model.batchnorm.zero_init_last=true would undo the scales that {loaded} loads",
+                    "model.batchnorm.zero_init_last=null",
+                )
+            )
+        if model.head_init_std is not None:
+            problems.append(
+                Problem(
+                    f"model.head_init_std={model.head_init_std:g} and {loaded} both set the classifier",
+                    "model.head_init_std=null",
+                )
+            )
+    return problems
+
+
+def check_libraries(config: RunConfig, num_classes: int) -> list[Problem]:
+    """Problems that only torch and timm can tell; imports both.
+
+    The network runs once, without storage, at each size of the stage table; a stage with ``rectangular_val``
+    is tried with images a third wider than high.
+
+    Args:
+        config: The run.
+        num_classes: Outputs of the network.
+    """
+    from fasttrain.model.build import meta_model
+
+    try:
+        model = meta_model(config.model, num_classes)
+    except ConfigError as error:
+        return error.problems
+    return [*_check_options(config, model), *_check_sizes(config, model)]
+
+
+def _check_options(config: RunConfig, model: nn.Module) -> list[Problem]:
+    import timm
+
+    from fasttrain.model import batchnorm
+    from fasttrain.model.build import takes_argument
+    from fasttrain.model.head import init_head
+
+    problems = []
+    name, options = config.model.name, config.model.batchnorm
+    if config.model.pretrained and not timm.is_model_pretrained(name):
+        problems.append(Problem(f"model.pretrained=true: timm has no weights of {name}", "model.pretrained=false"))
+    if options.zero_init_last and not takes_argument(model, "zero_init_last") and not batchnorm.last_batchnorms(model):
+        problems.append(batchnorm.nothing_to_zero(name))
+    if not batchnorm.batchnorms(model):
+        problems += [
+            batchnorm.nothing_to_set(name, key, value)
+            for key, value in (("momentum", options.momentum), ("eps", options.eps))
+            if value is not None
+        ]
+    if config.model.head_init_std is not None:
+        try:
+            init_head(model, config.model.head_init_std)
+        except ConfigError as error:
+            problems += error.problems
+    return problems
+
+
+def _check_sizes(config: RunConfig, model: nn.Module) -> list[Problem]:
+    """One problem for each size of the stage table that the network refuses."""
+    wanted: dict[tuple[int, int], tuple[str, str]] = {}
+    for index, stage in enumerate(config.stages):
+        px, val_px = f"stages.{index}.px", f"stages.{index}.val_px"
+        wanted.setdefault((stage.px, stage.px), (px, f"{px}={stage.px}"))
+        key, given, width = val_px, f"{val_px}={stage.val_px}", stage.val_px
+        if stage.rectangular_val:
+            key, given = (
+                f"stages.{index}.rectangular_val=false {val_px}",
+                f"{given} stages.{index}.rectangular_val=true",
+            )
+            width = math.ceil(stage.val_px * 4 / 3 / 32) * 32
+        wanted.setdefault((stage.val_px, width), (key, given))
+    refused = {shape: reason for shape in wanted if (reason := refusal(model, *shape))}
+    # A network that refuses its own size too cannot be asked this way: that says nothing about px.
+    if not refused or refusal(model, *_own_shape(model)):
+        return []
+    problems = []
+    for (height, width), reason in refused.items():
+        key, given = wanted[(height, width)]
+        nearest, working = _working_sizes(model, min(height, width))
+        what = f"{given}: {config.model.name} does not take images of {height} x {width} pixels ({reason})"
+        problems.append(Problem(what, f"{key}={nearest}, sizes that work: {', '.join(map(str, working))}"))
+    return problems
+
+
+def refusal(model: nn.Module, height: int, width: int) -> str:
+    """Why a network on the meta device cannot take images of this size; empty where it can."""
+    import torch
+
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(torch.empty(2, 3, height, width, device="meta"))
+    except Exception as error:  # a network's forward raises what it likes
+        lines = str(error).strip().splitlines()
+        return lines[0] if lines else type(error).__name__
+    finally:
+        model.train(training)
+    return ""
+
+
+def _own_shape(model: nn.Module) -> tuple[int, int]:
+    default = getattr(model, "default_cfg", None) or {}
+    _, height, width = default.get("input_size", (3, 224, 224))
+    return height, width
+
+
+def _working_sizes(model: nn.Module, px: int) -> tuple[int, list[int]]:
+    """Sides of square images that the network takes, pixels: the nearest to ``px``, and a few in order.
+
+    Multiples of 32 around ``px`` are tried; the network's own size always works.
+    """
+    middle = px // 32 * 32
+    candidates = {middle + 32 * k for k in range(-NUM_TRIED, NUM_TRIED + 1)}
+    tried = [side for side in candidates if side > 0 and not refusal(model, side, side)]
+    working = sorted({*tried, _own_shape(model)[0]}, key=lambda side: abs(side - px))
+    return working[0], sorted(working[:4])

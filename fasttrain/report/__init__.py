@@ -1,0 +1,1 @@
+"""Clocks, DAWNBench files, MLPerf log, pictures, comparison."""

@@ -1,0 +1,250 @@
+"""Runs that differ in their seed only are one group, with mean and spread; groups stand side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fasttrain.report.finished_run import Run
+from fasttrain.report.result import accuracy, duration
+
+SCHEMA = 1
+
+# Settings that do not change what is trained, how fast or towards what.
+NOT_COMPARED = ("seed", "run_dir", "resume", "resume_force", "debug", "dry_run")
+
+# Figures of result.json that are averaged over the runs of a group.
+FIGURES = (
+    "seconds_to_target",
+    "wall_seconds_to_target",
+    "epochs_to_target",
+    "seconds",
+    "wall_seconds",
+    "top1",
+    "top5",
+    "best_top1",
+    "best_top5",
+    "cost_usd",
+)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A figure over the runs that have it.
+
+    Attributes:
+        n: Runs that have it.
+        mean, median, min, max: Of these.
+        std: Sample standard deviation; None for one run.
+        standard_error: Of the mean: std / sqrt(n).
+    """
+
+    n: int
+    mean: float
+    median: float
+    min: float
+    max: float
+    std: float | None
+    standard_error: float | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of the same settings on the same hardware.
+
+    Attributes:
+        name: A, B, ... in order of appearance.
+        runs: In the order given.
+        differs: Settings in which the groups of a comparison differ, with this group's values.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    differs: Mapping[str, Any]
+
+    @property
+    def target(self) -> tuple[str, float]:
+        """Metric and percent."""
+        target = self.runs[0].result["target"]
+        return target["metric"], target["value"]
+
+    @property
+    def reached(self) -> int:
+        """Runs that reached the target."""
+        return sum(bool(run.result["reached"]) for run in self.runs)
+
+    def summary(self, figure: str) -> Summary | None:
+        """One of ``FIGURES`` over the runs; None where no run has it."""
+        return summarize([run.result[figure] for run in self.runs])
+
+
+def summarize(values: Sequence[float | None]) -> Summary | None:
+    """Mean, median and spread of the values that are there."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    std = statistics.stdev(known) if len(known) > 1 else None
+    return Summary(
+        n=len(known),
+        mean=statistics.fmean(known),
+        median=statistics.median(known),
+        min=min(known),
+        max=max(known),
+        std=std,
+        standard_error=None if std is None else std / math.sqrt(len(known)),
+    )
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Runs grouped by all settings but the seed, and by hardware."""
+    grouped: dict[str, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(json.dumps(compared_settings(run), sort_keys=True), []).append(run)
+    settings = [json.loads(key) for key in grouped]
+    keys = list(dict.fromkeys(key for known in settings for key in known))
+    differing = [key for key in keys if any(known.get(key) != settings[0].get(key) for known in settings)]
+    return [
+        Group(
+            name=_letters(index),
+            runs=tuple(members),
+            differs={key: known.get(key) for key in differing},
+        )
+        for index, (known, members) in enumerate(zip(settings, grouped.values(), strict=True))
+    ]
+
+
+def compared_settings(run: Run) -> dict[str, Any]:
+    """The settings by which runs are told apart, as dotted keys, and the hardware."""
+    config = {key: value for key, value in run.config.items() if key not in NOT_COMPARED}
+    return {**_flat(config), "hardware": run.result["hardware"], "num_devices": run.result["num_devices"]}
+
+
+def comparison(groups: Sequence[Group]) -> dict[str, Any]:
+    """The content of ``--json FILE``."""
+    return {
+        "schema": SCHEMA,
+        "groups": [
+            {
+                "name": group.name,
+                "recipe": group.runs[0].result["recipe"],
+                "runs": [str(run.path) for run in group.runs],
+                "seeds": [run.result["seed"] for run in group.runs],
+                "commits": [run.result["commit"] for run in group.runs],
+                "hardware": group.runs[0].result["hardware"],
+                "differs": dict(group.differs),
+                "target": {"metric": group.target[0], "value": group.target[1]},
+                "reached": group.reached,
+                "n": len(group.runs),
+                "figures": {
+                    figure: None if (known := group.summary(figure)) is None else vars(known)
+                    for figure in FIGURES
+                },
+            }
+            for group in groups
+        ],
+    }
+
+
+HEADER = (
+    "group",
+    "recipe",
+    "n",
+    "seeds",
+    "target",
+    "reached",
+    "time to target",
+    "median",
+    "wall time",
+    "epochs",
+    "best top1",
+    "last top1",
+    "last top5",
+)
+TEXT_COLUMNS = ("group", "recipe", "seeds", "target")
+
+
+def table(groups: Sequence[Group]) -> list[list[str]]:
+    """The cells of the comparison, a row a group, by the columns of ``HEADER``; a spread is one std."""
+    return [
+        [
+            group.name,
+            str(group.runs[0].result["recipe"]),
+            str(len(group.runs)),
+            _seeds([run.result["seed"] for run in group.runs]),
+            f"{accuracy(group.target[1])}% {group.target[0]}",
+            f"{group.reached} of {len(group.runs)}",
+            _time(group.summary("seconds_to_target")),
+            "-" if (known := group.summary("seconds_to_target")) is None else duration(known.median),
+            _time(group.summary("wall_seconds_to_target")),
+            _number(group.summary("epochs_to_target"), 1),
+            _number(group.summary("best_top1"), 2),
+            _number(group.summary("top1"), 2),
+            _number(group.summary("top5"), 2),
+        ]
+        for group in groups
+    ]
+
+
+def notes(groups: Sequence[Group]) -> list[str]:
+    """What a reader must know beside the table: which runs, how groups differ, what spoils a comparison."""
+    lines = []
+    for group in groups:
+        lines.append(f"{group.name}: {', '.join(str(run.path) for run in group.runs)}")
+        if group.differs:
+            lines.append("   " + ", ".join(f"{key}={_word(value)}" for key, value in group.differs.items()))
+        seeds = [run.result["seed"] for run in group.runs]
+        if len(set(seeds)) < len(seeds):
+            lines.append(f"   some of its runs share a seed ({_seeds(seeds)}): they are not independent")
+        if 0 < group.reached < len(group.runs):
+            lines.append("   its times are the mean of the runs that reached the target only")
+    commits = dict.fromkeys(str(run.result["commit"]) for group in groups for run in group.runs)
+    if len(commits) > 1:
+        lines.append(f"the runs were made by different code: {', '.join(commits)}")
+    if len({group.target for group in groups}) > 1:
+        lines.append("the groups have different targets: their times do not compare")
+    return lines
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        items: Any = value.items()
+    elif isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value):
+        items = enumerate(value)
+    else:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in items:
+        flat.update(_flat(item, f"{prefix}.{key}" if prefix else str(key)))
+    return flat
+
+
+def _letters(index: int) -> str:
+    """A to Z, then AA, AB, ..."""
+    name = chr(ord("A") + index % 26)
+    return name if index < 26 else _letters(index // 26 - 1) + name
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return ",".join(str(seed) for seed in seeds)
+
+
+def _time(summary: Summary | None) -> str:
+    if summary is None:
+        return "-"
+    spread = "" if summary.std is None else f" ± {summary.std:.1f} s"
+    return f"{duration(summary.mean)}{spread}"
+
+
+def _number(summary: Summary | None, digits: int) -> str:
+    if summary is None:
+        return "-"
+    spread = "" if summary.std is None else f" ± {summary.std:.{digits}f}"
+    return f"{summary.mean:.{digits}f}{spread}"
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value)

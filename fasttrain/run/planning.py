@@ -1,0 +1,179 @@
+"""What is decided before torch is imported: checks, the scan, the plan, the folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import fasttrain.data.check
+import fasttrain.model.check
+import fasttrain.optimizer.check
+import fasttrain.schedule.check
+import fasttrain.strategy.check
+from fasttrain import stages
+from fasttrain.config.compose import ComposedRun
+from fasttrain.config.flat import flatten
+from fasttrain.config.overrides import COMMAND_LINE
+from fasttrain.config.schema import RunConfig
+from fasttrain.data.scan import Scan, scan
+from fasttrain.errors import ConfigError, MachineError, Problem
+from fasttrain.report.console import log
+from fasttrain.report.files import write_json, write_text
+from fasttrain.report.plan import plan_document, print_plan
+from fasttrain.report.run_dir import choose_run_dir
+from fasttrain.schedule.schedule import Schedule, build_schedule
+from fasttrain.stages import Plan
+from fasttrain.strategy.launch import Handover
+from fasttrain.strategy.world import World
+from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5
+
+# Seconds that the other ranks of a machine wait for its first one to make the shapes.
+SHAPES_TIMEOUT_S = 300
+
+CHECKS: tuple[Callable[[RunConfig], list[Problem]], ...] = (
+    lambda config: stages.check(config, config.data.num_train),
+    fasttrain.data.check.check,
+    fasttrain.model.check.check,
+    fasttrain.optimizer.check.check,
+    fasttrain.schedule.check.check,
+    fasttrain.strategy.check.check,
+)
+
+
+def check_rooms(config: RunConfig) -> None:
+    """Ask every room what it cannot run.
+
+    Raises:
+        ConfigError: With the problems of all rooms together.
+    """
+    problems = [problem for check in CHECKS for problem in check(config)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def scan_images(config: RunConfig, world: World) -> Scan:
+    """List the images; where the project's own set is missing, make it first (not in a dry run)."""
+    if config.data.kind == "shapes" and config.data.backend != "synthetic" and not config.dry_run:
+        _make_shapes(config, world)
+    return scan(config)
+
+
+def _make_shapes(config: RunConfig, world: World) -> None:
+    from fasttrain.data.shapes import ensure_shapes
+
+    root = Path(str(config.data.root))
+    if world.local_rank == 0:
+        ensure_shapes(root)
+        return
+    deadline = time.monotonic() + SHAPES_TIMEOUT_S
+    while not root.exists():
+        if time.monotonic() > deadline:
+            raise MachineError(
+                Problem(
+                    f"the first rank of this machine did not make {root} in {SHAPES_TIMEOUT_S} s",
+                    f"fasttrain prepare shapes --root {root}",
+                )
+            )
+        time.sleep(0.2)
+
+
+def lay_out(config: RunConfig, images: Scan, world: World) -> tuple[Plan, Schedule]:
+    """The stage table and the schedule for these images and ranks.
+
+    Raises:
+        ConfigError: They cannot be run together.
+    """
+    problems = stages.check(config, images.num_train, world.size)
+    if config.target.metric == "top5" and images.num_classes < MIN_CLASSES_FOR_TOP5:
+        problems.append(
+            Problem(
+                f"target.metric=top5, but the data has {images.num_classes} classes: with fewer than "
+                f"{MIN_CLASSES_FOR_TOP5} five answers say nothing",
+                "target.metric=top1",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+    plan = stages.build_plan(
+        config.stages,
+        num_train=images.num_train,
+        world_size=world.size,
+        device_batch_size=config.trainer.device_batch_size,
+        steps_per_stage=config.trainer.steps_per_stage,
+    )
+    return plan, build_schedule(config, plan)
+
+
+def choose_folder(config: RunConfig, world: World) -> tuple[Path, str | None]:
+    """The run's folder and what to resume from; only rank 0 makes a folder of its own choice."""
+    if config.run_dir is None and world.rank != 0:
+        return Path(os.devnull), config.resume
+    return choose_run_dir(config)
+
+
+def write_plan(run: ComposedRun, images: Scan, plan: Plan, schedule: Schedule, run_dir: Path) -> None:
+    """Print the plan and write plan.json and config.yaml."""
+    text = print_plan(
+        plan,
+        schedule,
+        recipe=run.config.recipe,
+        source=images.source,
+        num_val=images.num_val,
+        num_classes=images.num_classes,
+        overrides=given(run),
+    )
+    log.info(text)
+    document = plan_document(
+        plan, schedule, source=images.source, num_val=images.num_val, num_classes=images.num_classes
+    )
+    write_json(run_dir / "plan.json", document)
+    write_text(run_dir / "config.yaml", run.text)
+
+
+def given(run: ComposedRun) -> list[tuple[str, object, str]]:
+    """The settings that the command line gave, as (key, value, origin)."""
+    values = flatten(run.values)
+    rows: list[tuple[str, object, str]] = [
+        (group, option, COMMAND_LINE)
+        for group, option in run.choices.items()
+        if run.provenance.get(group) == COMMAND_LINE and group != "recipe"
+    ]
+    rows += [(key, value, COMMAND_LINE) for key, value in values.items() if run.provenance.get(key) == COMMAND_LINE]
+    return rows
+
+
+def check_libraries(config: RunConfig, images: Scan) -> None:
+    """The checks that need torch and timm: names of networks and optimizers, sizes that the network takes.
+
+    Raises:
+        ConfigError: With all that they found.
+    """
+    from fasttrain.model.check import check_libraries as check_model
+    from fasttrain.optimizer.check import check_libraries as check_optimizer
+
+    problems = [*check_model(config, images.num_classes), *check_optimizer(config, images.num_classes)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_devices(config: RunConfig, world: World) -> None:
+    """See that the machine has a device for each rank before any is started."""
+    from fasttrain.strategy.check import choose_accelerator
+
+    choose_accelerator(config, world)
+
+
+def handover(run: ComposedRun) -> Handover:
+    """What the ranks that this process starts must know beyond the config in the run's folder."""
+    import sys
+
+    from fasttrain.report.clock import process_start_time
+    from fasttrain.report.machine import command_line
+
+    return Handover(
+        command=command_line(sys.orig_argv, os.environ),
+        process_start=process_start_time(),
+        overrides=[list(map(str, row)) for row in given(run)],
+    )

@@ -1,0 +1,194 @@
+"""The parts of a run that need torch: built, trained, reported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback
+from pytorch_lightning.strategies import Strategy
+
+from fasttrain.config.compose import ComposedRun
+from fasttrain.config.schema import RunConfig
+from fasttrain.data.path import DataPath, build_data_path
+from fasttrain.data.preprocess import Normalize, preprocessing_description
+from fasttrain.data.scan import Scan
+from fasttrain.model.build import build_model
+from fasttrain.report.callback import ReportCallback
+from fasttrain.report.clock import Clock, process_start_time
+from fasttrain.report.console import log
+from fasttrain.report.facts import RunFacts
+from fasttrain.report.machine import describe_machine
+from fasttrain.run.planning import given
+from fasttrain.schedule.schedule import Schedule
+from fasttrain.stages import Plan
+from fasttrain.strategy.check import choose_accelerator
+from fasttrain.strategy.launch import handed_over
+from fasttrain.strategy.lightning import build_strategy
+from fasttrain.strategy.world import World
+from fasttrain.trainer import fit as trainer_fit
+from fasttrain.trainer.checkpoints import Checkpoints
+from fasttrain.trainer.module import ClassifierModule
+from fasttrain.trainer.resume import Resume, check_resume, newest_checkpoint, read_checkpoint
+from fasttrain.trainer.signals import StopSignals
+from fasttrain.trainer.warmup import WarmUp
+
+
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """What a run continues from."""
+
+    path: Path
+    content: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A run, put together."""
+
+    config: RunConfig
+    world: World
+    accelerator: str
+    module: ClassifierModule
+    data: DataPath
+    strategy: Strategy
+    callbacks: list[Callback]
+    report: ReportCallback
+    signals: StopSignals
+
+
+def find_checkpoint(run: ComposedRun, plan: Plan, run_dir: Path, resume: str | None) -> FoundCheckpoint | None:
+    """The checkpoint to continue from, checked against this run; None starts from the beginning.
+
+    Raises:
+        ConfigError: It is missing or broken, or belongs to another run.
+    """
+    if resume is None:
+        return None
+    if resume == "auto":
+        newest = newest_checkpoint(run_dir)
+        if newest is None:
+            log.info("resume=auto: no checkpoint in %s yet; starting from the beginning", run_dir)
+            return None
+        path, content = newest
+    else:
+        path, content = Path(resume), read_checkpoint(Path(resume))
+    check_resume(content, path, run.values, plan, force=run.config.resume_force)
+    return FoundCheckpoint(path, content)
+
+
+def is_finished(checkpoint: FoundCheckpoint, config: RunConfig, plan: Plan) -> bool:
+    """Whether nothing is left to train: the last step is done, or the target that ends the run is reached."""
+    header = checkpoint.content["fasttrain"]
+    return header["step"] >= plan.total_steps or bool(config.target.stop and header["target_reached"])
+
+
+def build(
+    run: ComposedRun,
+    images: Scan,
+    plan: Plan,
+    schedule: Schedule,
+    world: World,
+    run_dir: Path,
+    checkpoint: FoundCheckpoint | None,
+) -> Parts:
+    """Build data path, network, strategy, report and callbacks.
+
+    Raises:
+        MachineError: The machine lacks the devices.
+        ConfigError: The network cannot be built.
+    """
+    config = run.config
+    accelerator = choose_accelerator(config, world)
+    device = torch.device("cuda", world.local_rank) if accelerator == "gpu" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.manual_seed(config.seed)
+    network = build_model(config.model, images.num_classes)
+    data = build_data_path(config, images, plan, device=device, rank=world.rank, world_size=world.size)
+    module = ClassifierModule(
+        config,
+        network,
+        Normalize(tuple(config.data.mean), tuple(config.data.std)),
+        plan,
+        schedule,
+        data,
+        num_val=images.num_val,
+        num_classes=images.num_classes,
+    )
+    report = _report(run, images, plan, world, run_dir, device)
+    signals = StopSignals()
+    header = {"config": run.text, "preprocessing": preprocessing_description(config), "recipe": config.recipe}
+    callbacks: list[Callback] = [
+        *([Resume(checkpoint.content, checkpoint.path)] if checkpoint else []),
+        trainer_fit.SignalsOn(signals),
+        WarmUp(),
+        report,
+        trainer_fit.StopAtTarget(config.target),
+        Checkpoints(run_dir / "checkpoints", header, config.target, signals, lambda: report.clock.paused("checkpoint")),
+    ]
+    if checkpoint:
+        log.info("continuing from %s at step %d", checkpoint.path, checkpoint.content["fasttrain"]["step"])
+    return Parts(
+        config=config,
+        world=world,
+        accelerator=accelerator,
+        module=module,
+        data=data,
+        strategy=build_strategy(config, world, accelerator),
+        callbacks=callbacks,
+        report=report,
+        signals=signals,
+    )
+
+
+def _report(
+    run: ComposedRun, images: Scan, plan: Plan, world: World, run_dir: Path, device: torch.device
+) -> ReportCallback:
+    machine = describe_machine(run.config, device_type=device.type, world_size=world.size)
+    left = handed_over()
+    if left is not None:
+        machine = replace(machine, command=left.command)
+    facts = RunFacts(
+        run_dir=run_dir,
+        config=run.config,
+        plan=plan,
+        num_val=images.num_val,
+        num_classes=images.num_classes,
+        machine=machine,
+        overrides=[f"{key}={value}" for key, value, _ in (left.overrides if left else given(run))],
+    )
+    started = left.process_start if left else process_start_time()
+    wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else None
+    return ReportCallback(facts, Clock(started, synchronize=wait))
+
+
+def fit(parts: Parts) -> None:
+    """Train to the end of the plan, or to the signal that stops it."""
+    on_terminal = parts.world.rank == 0 and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    parts.signals.install()
+    try:
+        trainer_fit.fit(
+            parts.module,
+            config=parts.config,
+            world=parts.world,
+            accelerator=parts.accelerator,
+            strategy=parts.strategy,
+            callbacks=parts.callbacks,
+            progress_bar=on_terminal,
+        )
+    finally:
+        parts.signals.restore()
+        parts.data.close()
+
+
+def finish(parts: Parts) -> int:
+    """Write the report and print its one line; returns the exit code 0, for a missed target too."""
+    result = parts.report.finish()
+    log.info("report: %s", parts.report.facts.run_dir / "report" / "report.html")
+    log.info(parts.report.line(result))
+    return 0

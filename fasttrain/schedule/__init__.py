@@ -1,0 +1,1 @@
+"""Learning rate and momentum at a step: pure functions."""

@@ -1,0 +1,52 @@
+"""Whether the machine has the devices that the config asks for."""
+
+from __future__ import annotations
+
+from fasttrain.config.schema import RunConfig
+from fasttrain.errors import MachineError, Problem
+from fasttrain.strategy.world import World
+
+
+def check(config: RunConfig) -> list[Problem]:
+    """Rules between keys that need no library: one rank cannot be asked to talk to others."""
+    problems = []
+    ranks = config.trainer.devices * config.trainer.num_nodes
+    if config.strategy.kind == "single" and ranks > 1:
+        problems.append(
+            Problem(
+                f"strategy=single, but trainer.devices and trainer.num_nodes ask for {ranks} ranks",
+                "strategy=ddp",
+            )
+        )
+    return problems
+
+
+def choose_accelerator(config: RunConfig, world: World) -> str:
+    """``gpu`` or ``cpu``, after a look at the machine (imports torch).
+
+    Raises:
+        MachineError: No GPU, or fewer than ranks on this machine, where GPUs were asked for.
+    """
+    import torch
+
+    wanted = config.trainer.accelerator
+    if wanted == "cpu":
+        return "cpu"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "auto" and count == 0:
+        return "cpu"
+    if count == 0:
+        raise MachineError(
+            Problem(
+                f"trainer.accelerator=gpu, but torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU",
+                "check `nvidia-smi` and the driver, or trainer.accelerator=cpu trainer.precision=fp32",
+            )
+        )
+    if count < world.local_size:
+        raise MachineError(
+            Problem(
+                f"trainer.devices={world.local_size}, but this machine shows {count} GPU{'s' * (count > 1)}",
+                f"trainer.devices={count}",
+            )
+        )
+    return "gpu"

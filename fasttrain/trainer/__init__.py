@@ -1,0 +1,1 @@
+"""The Lightning module, its callbacks and its checkpoints."""

@@ -1,0 +1,163 @@
+"""Checkpoints: last, the one before it, and the best, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from fasttrain.config.schema import TargetConfig
+from fasttrain.errors import MachineError, Problem, Stopped
+from fasttrain.trainer.module import ClassifierModule
+from fasttrain.trainer.results import accuracy_of
+from fasttrain.trainer.signals import StopSignals
+
+# Version of the layout described in Checkpoints.
+SCHEMA = 1
+
+# Steps between two looks of all ranks at whether one of them was told to stop.
+STOP_CHECK_STEPS = 10
+
+
+class Checkpoints(Callback):
+    """Writes ``last.ckpt`` at each epoch's end (after validation) and where a signal ends the run.
+
+    The layout is Lightning's, in plain types (``torch.load`` opens it with its defaults): ``state_dict`` holds the
+    network under timm's own keys, ``fasttrain`` the position, the config as text and the preprocessing.
+
+    Args:
+        folder: Where the files go.
+        header: Plain values put under ``fasttrain`` in each file (config text, preprocessing, ...).
+        target: Its metric makes a checkpoint the best; that it was reached is noted in the file.
+        signals: The run's stop signals.
+        uncounted: Context manager in which the time of writing is kept off the clock.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        header: dict[str, Any],
+        target: TargetConfig,
+        signals: StopSignals,
+        uncounted: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.folder = folder
+        self.header = header
+        self.target = target
+        self.signals = signals
+        self.uncounted = uncounted
+        self.best_accuracy: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_accuracy": self.best_accuracy}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best_accuracy = state_dict["best_accuracy"]
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        assert isinstance(pl_module, ClassifierModule)
+        checkpoint["fasttrain"] = {
+            **self.header,
+            "schema": SCHEMA,
+            "step": pl_module.step,
+            "epochs": position(pl_module),
+            "world_size": trainer.world_size,
+            "target_reached": self.best_accuracy is not None and self.best_accuracy >= self.target.value,
+        }
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, ClassifierModule)
+        epoch = pl_module.epoch_plan
+        at_end = pl_module.step == epoch.first_step + epoch.steps
+        if not at_end and self._stop_agreed(trainer, pl_module):
+            pl_module.check_loss()
+            self._save(trainer, best=False)
+            self._stop(pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, ClassifierModule)
+        result = pl_module.last_epoch
+        assert result is not None, "validation runs before the epoch ends"
+        accuracy = accuracy_of(result, self.target)
+        best = self.best_accuracy is None or accuracy > self.best_accuracy
+        if best:
+            self.best_accuracy = accuracy
+        self._save(trainer, best=best)
+        if self._any_rank_stopped(trainer) and pl_module.step < pl_module.plan.total_steps:
+            self._stop(pl_module)
+
+    def _stop_agreed(self, trainer: Trainer, module: ClassifierModule) -> bool:
+        """Whether all ranks stop here: asked at steps that all of them reach."""
+        if trainer.world_size == 1:
+            return self.signals.requested is not None
+        return module.step % STOP_CHECK_STEPS == 0 and self._any_rank_stopped(trainer)
+
+    def _any_rank_stopped(self, trainer: Trainer) -> bool:
+        flag = torch.tensor(self.signals.requested or 0, device=trainer.strategy.root_device)
+        if trainer.world_size > 1:
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+        if int(flag) and self.signals.requested is None:
+            self.signals.requested = int(flag)
+        return bool(int(flag))
+
+    def _stop(self, module: ClassifierModule) -> None:
+        self.signals.reached_boundary()
+        raise Stopped(
+            Problem(
+                f"stopped at step {module.step} of {module.plan.total_steps}; saved to {self.folder / 'last.ckpt'}",
+                f"the same command with run_dir={self.folder.parent} resume=auto continues",
+            ),
+            self.signals.exit_code(),
+        )
+
+    def _save(self, trainer: Trainer, *, best: bool) -> None:
+        last, previous = self.folder / "last.ckpt", self.folder / "previous.ckpt"
+        unfinished = self.folder / "last.ckpt.unfinished"
+        with self.uncounted():
+            try:
+                trainer.save_checkpoint(unfinished)
+                if trainer.is_global_zero:
+                    sync_to_disk(unfinished)
+                    if last.exists():
+                        os.replace(last, previous)
+                    os.replace(unfinished, last)
+                    if best:
+                        replace_by_copy(last, self.folder / "best.ckpt")
+            except (OSError, RuntimeError) as error:
+                raise MachineError(
+                    Problem(
+                        f"could not write {unfinished}: {error}; the checkpoints written before are intact",
+                        "make room or correct the folder's permissions, then continue with "
+                        f"run_dir={self.folder.parent} resume=auto",
+                    )
+                ) from error
+
+
+def position(module: ClassifierModule) -> list[list[int]]:
+    """The epochs begun so far, as [px, batch size, steps]: a resume must find the same behind it."""
+    return [[e.px, e.batch_size, e.steps] for e in module.plan.epochs if e.first_step < module.step]
+
+
+def sync_to_disk(path: Path) -> None:
+    """Wait until the file's bytes are on the disk, so that the rename after it never shows a hole."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def replace_by_copy(source: Path, target: Path) -> None:
+    """Make ``target`` the same file as ``source`` (a hard link, or a copy where links are refused)."""
+    unfinished = target.with_name(target.name + ".unfinished")
+    unfinished.unlink(missing_ok=True)
+    try:
+        os.link(source, unfinished)
+    except OSError:
+        shutil.copyfile(source, unfinished)
+    os.replace(unfinished, target)

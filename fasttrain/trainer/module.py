@@ -1,0 +1,284 @@
+"""The Lightning module: one optimizer step, one validation step, and what is kept between them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, TypedDict, cast
+
+import torch
+import torch.nn.functional as F
+from pytorch_lightning import LightningModule
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from fasttrain.config.schema import RunConfig
+from fasttrain.data.batch import Batch
+from fasttrain.data.path import DataPath
+from fasttrain.data.preprocess import Normalize
+from fasttrain.errors import FasttrainError
+from fasttrain.optimizer.build import build_optimizer, set_hyperparameters
+from fasttrain.schedule.schedule import Schedule
+from fasttrain.stages import EpochPlan, Plan
+from fasttrain.trainer.meters import RATE_SKIP_STEPS, AccuracyMeter, LossMeter, RateMeter
+from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5, EpochResult
+
+
+class MidEpochState(TypedDict):
+    """What an epoch that was left in its middle needs to go on."""
+
+    loss: dict[str, float | int]
+    skipped_steps: int
+    rng: torch.Tensor
+    rng_cuda: torch.Tensor | None
+
+
+class ClassifierModule(LightningModule):
+    """Trains one network by a plan; Lightning drives it.
+
+    Owns the network, the normalisation in front of it, and the meters. One Lightning batch is one optimizer
+    step: the list of micro-batches that this rank accumulates. Epochs, steps, learning rate and momentum
+    come from ``plan`` and ``schedule`` at ``step``; nothing here counts them a second time.
+
+    Attributes:
+        step: Optimizer steps completed, equal to Lightning's ``global_step``.
+        last_epoch: What the newest epoch gave; None before the first validation.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        network: nn.Module,
+        normalize: Normalize,
+        plan: Plan,
+        schedule: Schedule,
+        data: DataPath,
+        *,
+        num_val: int,
+        num_classes: int,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.config = config
+        self.network = network
+        self.normalize = normalize
+        self.plan = plan
+        self.schedule = schedule
+        self.data_path = data
+        self.num_val = num_val
+        self.num_classes = num_classes
+        self.step = 0
+        self.last_epoch: EpochResult | None = None
+        self._skipped_steps = 0
+        self._rate_first_step: int | None = None
+        self._resumed: MidEpochState | None = None
+
+    @property
+    def epoch_plan(self) -> EpochPlan:
+        """The row of the plan that is being trained."""
+        return self.plan.epochs[self.trainer.current_epoch]
+
+    # --- what Lightning asks for ---
+
+    def configure_optimizers(self) -> Optimizer:
+        return build_optimizer(self.config, self.network)
+
+    def train_dataloader(self) -> EpochLoader:
+        return EpochLoader(self)
+
+    def val_dataloader(self) -> Any:
+        epoch = self.epoch_plan
+        return self.data_path.val_batches(epoch.val_px, rectangular=epoch.rectangular_val)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        # The data path hands over batches that already lie on the device.
+        return batch
+
+    # --- training ---
+
+    def on_train_start(self) -> None:
+        self.loss_meter = LossMeter(self.device)
+
+    def on_train_epoch_start(self) -> None:
+        epoch = self.epoch_plan
+        self.loss_meter.start_epoch()
+        self.rate_meter = RateMeter(self.device)
+        self._skipped_steps = 0
+        self._rate_first_step = RATE_SKIP_STEPS
+        seed_epoch(self.config.seed, epoch.recipe_epoch, self.trainer.global_rank)
+        if self._resumed is not None:
+            self._continue_epoch(self._resumed)
+            self._resumed = None
+        elif epoch.epoch > 0 and self.plan.epochs[epoch.epoch - 1].stage == epoch.stage:
+            self._rate_first_step = 0
+            self.rate_meter.start()
+
+    def _continue_epoch(self, state: MidEpochState) -> None:
+        self.loss_meter.load_state_dict(state["loss"])
+        self._skipped_steps = state["skipped_steps"]
+        # A part of an epoch has no images/s of its own.
+        self._rate_first_step = None
+        if self.trainer.is_global_zero:
+            torch.set_rng_state(state["rng"])
+            if self.device.type == "cuda" and state["rng_cuda"] is not None:
+                torch.cuda.set_rng_state(state["rng_cuda"], self.device)
+
+    def training_step(self, micro_batches: list[Batch], batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        epoch = self.epoch_plan
+        set_hyperparameters(
+            cast(Optimizer, optimizer),
+            lr=self.schedule.lr(self.step),
+            momentum=self.schedule.momentum(self.step),
+            epochs_done=self.plan.epochs_done(self.step),
+        )
+        loss = self.accumulate(micro_batches)
+        scale = self._loss_scale()
+        optimizer.step()  # type: ignore[union-attr]
+        if scale is not None and cast(float, self._loss_scale()) < scale:
+            self._skipped_steps += 1
+        optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr, call-arg]
+        self.loss_meter.add(loss)
+        self.step += 1
+        in_epoch = self.step - epoch.first_step
+        if in_epoch == self._rate_first_step and in_epoch < epoch.steps:
+            self.rate_meter.start()
+        if in_epoch % self.config.trainer.log_every_steps == 0 or in_epoch == epoch.steps:
+            self.check_loss()
+
+    def accumulate(self, micro_batches: list[Batch]) -> torch.Tensor:
+        """Gradients of one optimizer step, the mean over its micro-batches and ranks; returns the loss."""
+        total = torch.zeros((), device=self.device)
+        last = len(micro_batches) - 1
+        for k, batch in enumerate(micro_batches):
+            loss = self.loss(batch) / len(micro_batches)
+            with self._no_gradient_sync() if k < last else contextlib.nullcontext():
+                self.manual_backward(loss)
+            total += loss.detach()
+        return total
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Cross-entropy of one micro-batch with label smoothing, in fp32."""
+        logits = self.network(self.normalize(batch.images_nhwc))
+        return F.cross_entropy(logits.float(), batch.labels, label_smoothing=self.config.trainer.label_smoothing)
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        # Lightning calls this with unscaled gradients, so that fp16 is clipped at its true norm.
+        if self.config.optimizer.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimizer.clip_norm)
+
+    def check_loss(self) -> None:
+        """Look at the loss on the device; ends the run when it has diverged."""
+        lr = self.schedule.lr(self.step - 1)
+        self.loss_meter.check(step=self.step, lr=lr, px=self.epoch_plan.px, scale=self._loss_scale())
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        epoch = self.epoch_plan
+        if self.step == epoch.first_step + epoch.steps and self._rate_first_step is not None:
+            self.rate_meter.stop((epoch.steps - self._rate_first_step) * epoch.batch_size)
+
+    @contextlib.contextmanager
+    def _no_gradient_sync(self) -> Iterator[None]:
+        wrapped = self.trainer.strategy.model
+        if isinstance(wrapped, DistributedDataParallel):
+            with wrapped.no_sync():
+                yield
+        else:
+            yield
+
+    def _loss_scale(self) -> float | None:
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        return float(scaler.get_scale()) if scaler is not None else None
+
+    # --- validation ---
+
+    def on_validation_start(self) -> None:
+        self.accuracy_meter = AccuracyMeter(self.device)
+        self.share_buffers()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        # The plain forward: validation shapes are not worth a compilation each.
+        logits = self.network.forward(self.normalize(batch.images_nhwc))
+        self.accuracy_meter.add(logits.float(), batch.labels, batch.num_valid)
+
+    def on_validation_epoch_end(self) -> None:
+        counts = self.trainer.strategy.reduce(self.accuracy_meter.counts, reduce_op="sum")
+        correct1, correct5, num_val = (int(count) for count in cast(torch.Tensor, counts))
+        if num_val != self.num_val:
+            raise FasttrainError(
+                f"validation counted {num_val} images over all ranks, but the set has {self.num_val}; "
+                "the accuracy would be wrong"
+            )
+        epoch = self.epoch_plan
+        loss = self.loss_meter.total / max(1, self.loss_meter.steps)
+        mean_loss = float(cast(torch.Tensor, self.trainer.strategy.reduce(loss, reduce_op="mean")))
+        has_top5 = self.num_classes >= MIN_CLASSES_FOR_TOP5
+        self.last_epoch = EpochResult(
+            epoch=epoch.epoch + 1,
+            step=self.step,
+            train_loss=mean_loss,
+            top1=100 * correct1 / num_val,
+            top5=100 * correct5 / num_val if has_top5 else None,
+            correct1=correct1,
+            correct5=correct5,
+            num_val=num_val,
+            lr=self.schedule.lr(self.step - 1),
+            momentum=self.schedule.momentum(self.step - 1),
+            px=epoch.px,
+            batch_size=epoch.batch_size,
+            images=epoch.steps * epoch.batch_size,
+            stage=epoch.stage,
+            skipped_steps=self._skipped_steps,
+            rate_images=self.rate_meter.images,
+            rate_seconds=self.rate_meter.seconds,
+        )
+
+    def share_buffers(self) -> None:
+        """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks, as stock DDP does."""
+        if self.trainer.world_size > 1:
+            for buffer in self.network.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+
+    # --- checkpoints ---
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = {
+            key.removeprefix("network."): value
+            for key, value in checkpoint["state_dict"].items()
+            if key.startswith("network.")
+        }
+        checkpoint["fasttrain_epoch_state"] = MidEpochState(
+            loss=self.loss_meter.state_dict(),
+            skipped_steps=self._skipped_steps,
+            rng=torch.get_rng_state(),
+            rng_cuda=torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        )
+
+    def resume_at(self, step: int, epoch_state: MidEpochState) -> None:
+        """Continue after ``step`` updates; inside an epoch its meters and random numbers go on too."""
+        self.step = step
+        if step < self.plan.total_steps and step > self.plan.epoch_at(step).first_step:
+            self._resumed = epoch_state
+
+
+class EpochLoader:
+    """The steps of the epoch that Lightning is about to run, from the step at which it stands."""
+
+    def __init__(self, module: ClassifierModule) -> None:
+        self._module = module
+
+        self._epoch = module.epoch_plan
+        self._first = module.step - self._epoch.first_step
+
+    def __len__(self) -> int:
+        return self._epoch.steps - self._first
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        # A generator: nothing is read before Lightning asks for the first batch, after the clock has started.
+        yield from self._module.data_path.train_epoch(self._epoch, first_step_in_epoch=self._first)
+
+
+def seed_epoch(seed: int, epoch: int, rank: int) -> None:
+    """Make the random numbers of an epoch (dropout, stochastic depth) a function of (seed, epoch, rank)."""
+    torch.manual_seed((seed * 1_000_003 + epoch) * 65_537 + rank)

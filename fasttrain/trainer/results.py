@@ -1,0 +1,60 @@
+"""What one epoch gave, in plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fasttrain.config.schema import TargetConfig
+
+# With fewer classes five answers say nothing.
+MIN_CLASSES_FOR_TOP5 = 6
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """One epoch of training and the validation after it.
+
+    Attributes:
+        epoch: From 1.
+        step: Optimizer steps completed since the start of the run.
+        train_loss: Mean over the epoch's steps and all ranks.
+        top1, top5: Percent of all validation images; top5 is None with fewer than 6 classes.
+        correct1, correct5, num_val: The integers behind them.
+        lr, momentum: Of the epoch's last update.
+        px, batch_size: Of training; the batch over all ranks.
+        images: Trained in this epoch over all ranks.
+        stage: Zero-based row of the stage table.
+        skipped_steps: Updates of this epoch that the loss scaler refused (fp16).
+        rate_images, rate_seconds: For images/s: what was trained and how long it took, without the first
+            RATE_SKIP_STEPS steps of each stage; 0 where the epoch had no more than these.
+    """
+
+    epoch: int
+    step: int
+    train_loss: float
+    top1: float
+    top5: float | None
+    correct1: int
+    correct5: int
+    num_val: int
+    lr: float
+    momentum: float
+    px: int
+    batch_size: int
+    images: int
+    stage: int
+    skipped_steps: int
+    rate_images: int
+    rate_seconds: float
+
+
+def accuracy_of(result: EpochResult, target: TargetConfig) -> float:
+    """The accuracy that the target speaks of, percent.
+
+    Raises:
+        ValueError: A top-5 target with too few classes for one; the config's checks refuse it.
+    """
+    accuracy = result.top1 if target.metric == "top1" else result.top5
+    if accuracy is None:
+        raise ValueError("a top-5 target needs 6 classes or more")
+    return accuracy

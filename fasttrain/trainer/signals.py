@@ -1,0 +1,73 @@
+"""Ctrl-C, SIGTERM and SIGUSR1: remembered where they arrive, acted on between two steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+
+from fasttrain.errors import Stopped
+
+# Seconds after a signal in which a step boundary must be reached before the process gives up waiting;
+# under the 30 s that SLURM, Kubernetes and torchrun grant.
+GRACE_S = 25
+
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
+
+
+class StopSignals:
+    """Owns the handlers of one run, from ``install`` to ``restore``.
+
+    The first signal asks for a stop (``requested`` is its number). A second Ctrl-C ends the run at once; after
+    SIGTERM or SIGUSR1, whose sender will not wait, the process ends itself when GRACE_S have passed.
+    Before training there is nothing to save: there a signal raises ``Stopped`` where it arrives.
+    """
+
+    def __init__(self) -> None:
+        self.requested: int | None = None
+        self.training = False
+        self._previous: dict[int, object] = {}
+        self._watchdog: threading.Timer | None = None
+
+    def install(self) -> None:
+        """Take over the signals; Lightning's own handlers, where set, are put aside."""
+        for number in EXIT_CODES:
+            previous = signal.signal(number, self._handle)
+            self._previous.setdefault(number, previous)
+
+    def reached_boundary(self) -> None:
+        """The state is saved: from here on the run ends by itself."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+    def restore(self) -> None:
+        """Give the signals back and stop the watchdog."""
+        self.reached_boundary()
+        self._watchdog = None
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._previous.clear()
+
+    def exit_code(self) -> int:
+        """What the process returns for the signal that came."""
+        return EXIT_CODES[signal.Signals(self.requested or signal.SIGINT)]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.training:
+            raise Stopped(
+                "stopped before the first training step; nothing was lost", EXIT_CODES[signal.Signals(number)]
+            )
+        if self.requested is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.requested is None:
+            self.requested = number
+        if self._watchdog is None and number != signal.SIGINT:
+            self._watchdog = threading.Timer(GRACE_S, self._give_up)
+            self._watchdog.daemon = True
+            self._watchdog.start()
+
+    def _give_up(self) -> None:
+        # A rank that waits in a collective for one that is gone never comes back to Python.
+        os.write(2, b"stopped: no step boundary was reached in time; the newest checkpoint on disk stands\n")
+        os._exit(self.exit_code())

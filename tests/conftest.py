@@ -1,0 +1,61 @@
+"""What several rooms' tests need: a tiny image folder, and a run of a few steps on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fasttrain.cli import main
+from fasttrain.data.shapes import make_shapes
+
+# 16 classes; 64 training and 32 validation images.
+NUM_TRAIN, NUM_VAL = 64, 32
+
+# Three epochs in two stages of other px and batch: 4, 4 and 2 steps.
+STAGES = (
+    "[{epochs: 2, px: 32, min_area: 0.35, batch_size: 16, val_px: 32},"
+    " {epochs: 1, px: 48, min_area: 0.35, batch_size: 32, val_px: 48}]"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's own images in small: ``train/`` and ``val/`` of 16 classes at 48 px."""
+    root = tmp_path_factory.mktemp("data") / "shapes"
+    make_shapes(root, num_train=NUM_TRAIN, num_val=NUM_VAL, px=48, workers=0)
+    return root
+
+
+@pytest.fixture
+def tiny_overrides(tiny_images: Path) -> list[str]:
+    """Settings that make recipe=quickstart a run of seconds on the tiny images."""
+    return [
+        "recipe=quickstart",
+        "data=imagefolder",
+        f"data.root={tiny_images}",
+        f"data.num_train={NUM_TRAIN}",
+        f"data.num_val={NUM_VAL}",
+        "data.num_classes=16",
+        "data.workers=0",
+        "data.backend=torchvision",
+        "model.name=test_resnet",
+        f"stages={STAGES}",
+        "schedule.warmup_epochs=1",
+        "target.value=99",
+        "trainer.accelerator=cpu",
+        "trainer.compile=false",
+        "trainer.precision=fp32",
+        "deterministic=true",
+    ]
+
+
+@pytest.fixture
+def train_tiny(tiny_overrides: list[str]) -> Callable[..., int]:
+    """``train_tiny("key=value", ...)`` trains in this process and returns the exit code."""
+
+    def train(*overrides: str) -> int:
+        return main(["train", *tiny_overrides, *overrides])
+
+    return train

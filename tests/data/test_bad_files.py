@@ -1,0 +1,115 @@
+"""A file that cannot be decoded ends the run with its name, the reason and what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fasttrain.data.path import build_data_path
+from fasttrain.data.scan import scan
+from fasttrain.errors import DataError
+from tests.data.samples import make_config, make_folder, make_plan
+from tests.data.test_backends import BACKENDS
+
+
+def truncate(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def cut_png(path: Path) -> None:
+    from tests.data.samples import photo
+
+    photo(50, 50, seed=3).save(path, format="PNG")
+    truncate(path)
+
+
+BREAK = {
+    "zero": (lambda path: path.write_bytes(b""), "the file is empty"),
+    "html": (lambda path: path.write_text("<html>404</html>"), "not an image, it starts with b'<html>"),
+    "truncated": (truncate, "truncated"),
+    "truncated_png": (cut_png, "truncated"),
+    "gone": (lambda path: path.unlink(), "No such file"),
+    "folder": (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
+}
+
+
+@pytest.fixture
+def root(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "set"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", BREAK)
+def test_bad_file_is_named(root: Path, backend: str, kind: str) -> None:
+    config = make_config([{"min_area": 1.0, "batch_size": 13}], root=str(root), backend=backend)
+    found = scan(config)
+    bad = Path(found.train.paths[12])
+    bad_val = Path(found.val.paths[10])
+    damage, reason = BREAK[kind]
+    damage(bad)
+    damage(bad_val)
+    plan = make_plan(config, found.num_train)
+    path = build_data_path(config, found, plan, device=torch.device("cpu"), rank=0, world_size=1)
+    try:
+        with pytest.raises(DataError) as raised:
+            list(path.train_epoch(plan.epochs[0]))
+        text = str(raised.value)
+        assert f"{bad} cannot be decoded: " in text
+        assert reason in text
+        assert "get the file again" in text
+        with pytest.raises(DataError, match=str(bad_val)):
+            list(path.val_batches(32))
+    finally:
+        path.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bad_file_of_an_epoch_that_was_left_does_no_harm(root: Path, backend: str) -> None:
+    config = make_config([{"batch_size": 26}], root=str(root), backend=backend)
+    found = scan(config)
+    plan = make_plan(config, found.num_train)
+    path = build_data_path(config, found, plan, device=torch.device("cpu"), rank=0, world_size=1)
+    try:
+        val = path.val_batches(32)
+        steps = path.train_epoch(plan.epochs[0])
+        next(steps)
+        Path(found.train.paths[3]).write_bytes(b"")
+        assert sum(batch.num_valid for batch in val) == 11
+        with pytest.raises(DataError, match=found.train.paths[3]):
+            list(path.train_epoch(plan.epochs[1]))
+        assert sum(batch.num_valid for batch in val) == 11
+    finally:
+        path.close()
+
+
+def test_many_bad_files_are_counted(tmp_path: Path) -> None:
+    from fasttrain.data.decode import find_bad_files
+
+    root = make_folder(tmp_path, {"train": {"a": 9}})
+    paths = sorted(root.rglob("*.JPEG"))
+    for path in paths[1:]:
+        path.write_bytes(b"")
+    problems = find_bad_files([str(path) for path in paths])
+    assert len(problems) == 6
+    assert "and 3 more files" in problems[-1].what
+    assert str(paths[1]) in problems[0].what
+
+
+def test_sizes_come_from_headers(folder: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    from fasttrain.data.decode import image_sizes
+    from fasttrain.data.scan import Split
+
+    split = scan(make_config(root=str(folder))).val
+    sizes = image_sizes(split)
+    for path, (height, width) in zip(split.paths, sizes.tolist(), strict=True):
+        with Image.open(path) as image:
+            assert image.size == (width, height)
+    (tmp_path / "x.jpg").write_text("<html>")
+    with pytest.raises(DataError, match=r"x.jpg cannot be decoded: not an image"):
+        image_sizes(Split([str(tmp_path / "x.jpg")]))

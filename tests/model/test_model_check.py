@@ -1,0 +1,127 @@
+"""Networks that cannot be run are refused before anything is built."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fasttrain.config.schema import BatchNormConfig, ModelConfig, StageConfig
+from fasttrain.model.build import meta_model
+from fasttrain.model.check import check, check_libraries, refusal
+
+OWN = BatchNormConfig(zero_init_last=None, momentum=None, eps=None)
+CONFIG = ModelConfig(
+    name="resnet18d",
+    num_classes=None,
+    pretrained=False,
+    init_from=None,
+    args={},
+    head_init_std=None,
+    batchnorm=OWN,
+)
+
+
+def stage(px: int, val_px: int, *, rectangular: bool = False) -> StageConfig:
+    return StageConfig(epochs=1, px=px, min_area=0.25, batch_size=8, val_px=val_px, rectangular_val=rectangular)
+
+
+def run(*stages: StageConfig, **changes: Any) -> Any:
+    return SimpleNamespace(model=replace(CONFIG, **changes), stages=list(stages) or [stage(96, 128)])
+
+
+def told(problems: list[Any]) -> str:
+    return "\n".join(map(str, problems))
+
+
+def test_a_plain_network_has_no_problem() -> None:
+    assert check(run()) == []
+    assert check_libraries(run(stage(96, 128), stage(224, 288, rectangular=True)), 10) == []
+
+
+def test_the_cheap_check_imports_no_library() -> None:
+    code = "import sys, fasttrain.model.check; print({'torch', 'timm'} & set(sys.modules))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == "set()"
+
+
+def test_rules_between_keys(tmp_path: Any) -> None:
+    weights = tmp_path / "a.ckpt"
+    weights.touch()
+    assert "no such file" in told(check(run(init_from=str(tmp_path / "none.ckpt"))))
+    assert "both name the first weights" in told(check(run(init_from=str(weights), pretrained=True)))
+    assert "would undo" in told(check(run(pretrained=True, batchnorm=replace(OWN, zero_init_last=True))))
+    assert "both set the classifier" in told(check(run(init_from=str(weights), head_init_std=0.01)))
+    assert "fix: model.batchnorm.zero_init_last=True" in told(check(run(args={"zero_init_last": True})))
+    assert check(run(init_from=str(weights), batchnorm=replace(OWN, zero_init_last=False))) == []
+
+
+def test_an_unknown_name_and_unknown_arguments() -> None:
+    assert "model.name=resnet05" in told(check_libraries(run(name="resnet05"), 10))
+    assert "qqqq" in told(check_libraries(run(args={"qqqq": 1}), 10))
+
+
+def test_options_that_find_nothing_to_act_on_all_at_once() -> None:
+    options = BatchNormConfig(zero_init_last=True, momentum=0.2, eps=1e-3)
+    config = run(stage(224, 224), name="vit_tiny_patch16_224", batchnorm=options)
+    problems = check_libraries(config, 10)
+    assert [problem.fix for problem in problems] == [
+        "model.batchnorm.zero_init_last=false",
+        "model.batchnorm.momentum=null",
+        "model.batchnorm.eps=null",
+    ]
+
+
+def test_pretrained_without_published_weights() -> None:
+    assert check_libraries(run(name="resnet50d", pretrained=True), 10) == []
+    (problem,) = check_libraries(run(name="resnetblur18", pretrained=True), 10)
+    assert problem.what == "model.pretrained=true: timm has no weights of resnetblur18"
+
+
+def test_px_that_the_network_cannot_take() -> None:
+    config = run(stage(96, 128), stage(224, 224), stage(224, 256), name="vit_tiny_patch16_224")
+    problems = check_libraries(config, 10)
+    assert [problem.what.split(":")[0] for problem in problems] == [
+        "stages.0.px=96",
+        "stages.0.val_px=128",
+        "stages.2.val_px=256",
+    ]
+    assert "does not take images of 96 x 96 pixels" in problems[0].what
+    assert [problem.fix for problem in problems] == [
+        "stages.0.px=224, sizes that work: 224",
+        "stages.0.val_px=224, sizes that work: 224",
+        "stages.2.val_px=224, sizes that work: 224",
+    ]
+
+
+def test_px_too_small_for_the_network_is_answered_with_sizes_that_work() -> None:
+    (problem,) = check_libraries(run(stage(8, 96), name="vgg11"), 10)
+    assert problem.what.startswith("stages.0.px=8: vgg11 does not take images of 8 x 8 pixels")
+    assert problem.fix == "stages.0.px=32, sizes that work: 32, 64, 96, 128"
+
+
+def test_rectangular_validation() -> None:
+    square_only = run(stage(224, 224, rectangular=True), name="vit_tiny_patch16_224")
+    (problem,) = check_libraries(square_only, 10)
+    assert problem.what.startswith("stages.0.val_px=224 stages.0.rectangular_val=true")
+    assert "224 x 320 pixels" in problem.what
+    assert problem.fix.startswith("stages.0.rectangular_val=false")
+
+
+def test_asking_leaves_the_network_as_it_was() -> None:
+    model = meta_model(replace(CONFIG, name="resnet18d"), 10)
+    before = torch.random.get_rng_state()
+    assert refusal(model, 64, 96) == ""
+    assert model.training
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnet50d", "resnetblur50", "resnet26d", "efficientnet_b0"])
+def test_the_variants_take_every_size_of_the_stage_table(name: str) -> None:
+    sizes = [stage(96, 128), stage(128, 160), stage(288, 288, rectangular=True)]
+    assert check_libraries(run(*sizes, name=name), 1000) == []

@@ -95,6 +95,7 @@ def resolve_references(tree: dict[str, Any], origins: Origins) -> tuple[dict[str
         The tree, and for each key whose reference leads nowhere the problem.
     """
     problems: dict[str, Problem] = {}
+    tree = _readable(tree, "", origins, problems)
 
     def plain(node: Any, key: str) -> Any:
         names = list(node) if isinstance(node, DictConfig) else range(len(node))
@@ -112,6 +113,22 @@ def resolve_references(tree: dict[str, Any], origins: Origins) -> tuple[dict[str
         return plain(below, key) if isinstance(below, (DictConfig, ListConfig)) else below
 
     return plain(OmegaConf.create(tree), ""), problems
+
+
+def _readable(node: Any, key: str, origins: Origins, problems: dict[str, Problem]) -> Any:
+    """The same values without references that OmegaConf cannot even read; each is a problem."""
+    if isinstance(node, (dict, list)):
+        items = list(node.items()) if isinstance(node, dict) else list(enumerate(node))
+        prefix = f"{key}." if key else ""
+        found = {name: _readable(below, f"{prefix}{name}", origins, problems) for name, below in items}
+        return found if isinstance(node, dict) else list(found.values())
+    if isinstance(node, str) and "${" in node:
+        try:
+            OmegaConf.create([node])
+        except OmegaConfBaseException as error:
+            problems[key] = _bad_reference(key, origins.text(key, node), error, origins.where(key))
+            return None
+    return node
 
 
 def _bad_reference(key: str, text: str, error: OmegaConfBaseException, where: str) -> Problem:

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fasttrain.config.apply import absolute_paths, apply_command_line, resolve_references
 from fasttrain.config.files import RECIPE, OptionFiles
@@ -75,7 +76,10 @@ def compose_run(
     line = read_overrides(overrides, files)
     selection = select(line.choices, files, COMMAND_LINE)
     problems = [*files.problems, *line.problems, *selection.problems]
-    tree = merge_files(files, selection)
+    try:
+        tree = merge_files(files, selection)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from error
     tree[RECIPE] = selection.choices[RECIPE]
     given, found = apply_command_line(line, tree, selection)
     problems += found
@@ -110,7 +114,7 @@ def load_run(text: str, source: str = "config.yaml") -> ComposedRun:
     """
     try:
         values: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(Problem(f"{source}{line}: not valid YAML")) from None

@@ -30,6 +30,12 @@ class OptionFile:
     shipped: bool
 
     @property
+    def stamp(self) -> tuple[int, int]:
+        """Changes when the file does: its time of change in ns and its size in bytes."""
+        found = self.path.stat()
+        return found.st_mtime_ns, found.st_size
+
+    @property
     def description(self) -> str:
         """Its first line of comment, empty where there is none."""
         try:
@@ -114,6 +120,4 @@ class OptionFiles:
         for folder in sorted(path for path in config_dir.iterdir() if path.is_dir()):
             meant = difflib.get_close_matches(folder.name, self.groups, n=1, cutoff=0.8)
             if meant and folder.name not in self._files and any(folder.glob("*.y*ml")):
-                self.problems.append(
-                    Problem(f"{folder}: nothing reads this folder", f"rename it to {meant[0]}/")
-                )
+                self.problems.append(Problem(f"{folder}: nothing reads this folder", f"rename it to {meant[0]}/"))

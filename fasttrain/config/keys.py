@@ -66,10 +66,7 @@ def shown(key: str) -> str:
 def table_settings(schema: type, prefix: str) -> dict[str, Setting]:
     """The settings one level below a dataclass, by the name of the field."""
     hints = get_type_hints(schema)
-    return {
-        f.name: Setting(f"{prefix}{f.name}", *_without_none(hints[f.name]), f.metadata)
-        for f in fields(schema)
-    }
+    return {f.name: Setting(f"{prefix}{f.name}", *_without_none(hints[f.name]), f.metadata) for f in fields(schema)}
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -68,7 +70,7 @@ def read_layer(file: OptionFile, files: OptionFiles) -> Layer:
 
 def _load(file: OptionFile) -> DictConfig:
     try:
-        node = OmegaConf.load(file.path)
+        node = _parse(file.path, file.stamp)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -76,12 +78,16 @@ def _load(file: OptionFile) -> DictConfig:
         what = f"{file.shown}{line}: not valid YAML: {said}"
         raise ConfigError(Problem(what, "mend that line: `key: value`, indented with spaces")) from None
     except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            Problem(f"{file.shown}: cannot be read: {error}", "save it as UTF-8 text")
-        ) from None
+        raise ConfigError(Problem(f"{file.shown}: cannot be read: {error}", "save it as UTF-8 text")) from None
     if not isinstance(node, DictConfig) or not all(isinstance(key, str) for key in node):
         raise ConfigError(Problem(f"{file.shown}: not a table of settings", "write `key: value` lines"))
     return node
+
+
+@lru_cache(maxsize=256)
+def _parse(path: Path, stamp: tuple[int, int]) -> Any:
+    """Reads a file once for all jobs of a sweep, again when it has changed; its nodes are never written to."""
+    return OmegaConf.load(path)
 
 
 class _DefaultsReader:
@@ -124,9 +130,7 @@ class _DefaultsReader:
 
     def _refuse(self, entry: Any, fix: str) -> None:
         text = ", ".join(f"{k}: {v}" for k, v in entry.items()) if isinstance(entry, dict) else entry
-        self.problems.append(
-            Problem(f"{self._file.shown}: `- {text}` in its defaults list is not known", fix)
-        )
+        self.problems.append(Problem(f"{self._file.shown}: `- {text}` in its defaults list is not known", fix))
 
 
 def _options_set(file: OptionFile, values: Mapping[str, Any]) -> list[Problem]:
@@ -177,9 +181,7 @@ def check_choice(group: str, name: str, files: OptionFiles, where: str) -> Probl
         fix = f"optimizer={names[0]}, or by its class name: optimizer=torch optimizer.name=AdamW"
     else:
         fix = f"{group}={meant or names[0]}"
-    return Problem(
-        f"{group}={name}: no such option of {group}{hint} (options: {', '.join(names)})", fix, where
-    )
+    return Problem(f"{group}={name}: no such option of {group}{hint} (options: {', '.join(names)})", fix, where)
 
 
 def _check_recipe(name: str, files: OptionFiles) -> Problem | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -17,6 +18,9 @@ from fasttrain.config.overrides import quoted
 from fasttrain.config.selection import Selection
 from fasttrain.errors import ConfigError, Problem
 
+# What Hydra made of the same files with the same choices: the jobs of a sweep mostly differ in settings only.
+_MERGED: dict[object, dict[str, Any]] = {}
+
 
 def merge_files(files: OptionFiles, selection: Selection) -> dict[str, Any]:
     """All settings of the chosen files as plain nested values, references (``${...}``) as they stand.
@@ -24,6 +28,14 @@ def merge_files(files: OptionFiles, selection: Selection) -> dict[str, Any]:
     Raises:
         ConfigError: The files cannot be merged.
     """
+    stamps = tuple((layer.file.path, layer.file.stamp) for layer in selection.layers)
+    key = (files.conf, tuple(selection.choices.items()), stamps)
+    if key not in _MERGED:
+        _MERGED[key] = _merge(files, selection)
+    return deepcopy(_MERGED[key])
+
+
+def _merge(files: OptionFiles, selection: Selection) -> dict[str, Any]:
     # Every choice is settled already: handed over as overrides, Hydra cannot settle them differently.
     choices = [quoted(group, name) for group, name in selection.choices.items()]
     try:
@@ -32,7 +44,7 @@ def merge_files(files: OptionFiles, selection: Selection) -> dict[str, Any]:
     except (HydraException, OmegaConfBaseException) as error:
         what = f"the files of this run do not merge: {str(error).splitlines()[0]}"
         where = ", ".join(layer.file.shown for layer in selection.layers if not layer.file.shipped)
-        raise ConfigError([*selection.problems, Problem(what, "", where)]) from error
+        raise ConfigError(Problem(what, "", where)) from error
     values: Any = OmegaConf.to_container(merged, resolve=False)
     return dict(values)
 

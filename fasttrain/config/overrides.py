@@ -82,9 +82,7 @@ def _leaves(key: str, value: Any, given: str) -> Iterator[Assignment]:
         yield Assignment(key, value, given)
 
 
-def parse_override(
-    parser: OverridesParser, text: str, files: OptionFiles, before: str = ""
-) -> Override | Problem:
+def parse_override(parser: OverridesParser, text: str, files: OptionFiles, before: str = "") -> Override | Problem:
     """One word of the command line (``before``: the one before it), or what is wrong with it."""
     found = _parse(parser, text, files, before)
     if isinstance(found, Problem):
@@ -135,11 +133,9 @@ def _no_setting(text: str, files: OptionFiles, before: str) -> Problem:
     if not equals and bare in files.groups:
         return Problem(f"{text}: no value is given", f"{text}={files.names(bare)[0]}", COMMAND_LINE)
     if setting:
-        return Problem(
-            f"{text}: no value is given; expected {expected(setting)}", fix_line(setting), COMMAND_LINE
-        )
-    known = _text_setting(before.partition("=")[0], files)
-    if not equals and known:
+        return Problem(f"{text}: no value is given; expected {expected(setting)}", fix_line(setting), COMMAND_LINE)
+    cut = find(before.partition("=")[0], {})
+    if not equals and cut is not None and cut.is_free_text and cut.key != RECIPE:
         return Problem(f"{what}; a value with blanks needs quotes", f"'{before} {text}'", COMMAND_LINE)
     return Problem(what, "optimizer.lr=0.5, say; without blanks around `=`", COMMAND_LINE)
 

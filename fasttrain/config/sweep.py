@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, RangeSweep
 
 from fasttrain.config.compose import ComposedRun, compose_run
 from fasttrain.config.files import OptionFiles
 from fasttrain.config.overrides import COMMAND_LINE, parse_override
 from fasttrain.errors import ConfigError, Problem
 
+# More are a slip (a range without an end in sight), and composing them would take minutes.
+MAX_JOBS = 1000
 # Every job has a folder of its own, in the sweep's; one for all would be written over.
 _NOT_IN_A_SWEEP = {
     "run_dir": "leave run_dir out; each job gets a folder of its own",
@@ -63,6 +66,9 @@ def expand_sweep(
         found.config_loader = _Options(files)  # type: ignore[assignment]  # asked by glob() only
         problems += _check(found, text)
         parsed.append(found)
+    jobs = math.prod(_num_values(override) for override in parsed) if not problems else 0
+    if jobs > MAX_JOBS:
+        problems.append(Problem(f"-m: {jobs} jobs, more than {MAX_JOBS}", "fewer values", COMMAND_LINE))
     if problems:
         raise ConfigError(problems)
     return [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
@@ -77,9 +83,22 @@ def _check(override: Override, text: str) -> list[Problem]:
     if not override.is_discrete_sweep():
         fix = f"{key}=range(START,STOP,STEP) or {key}=A,B"
         return [Problem(f"{text}: between two bounds there is no end of values", fix, COMMAND_LINE)]
-    if next(override.sweep_iterator(), None) is None:
+    if _num_values(override) == 0:
         return [Problem(f"{text}: no value to run", f"{key}=A,B", COMMAND_LINE)]
     return []
+
+
+def _num_values(override: Override) -> int:
+    """How many values an override runs through; a range's are counted without making them."""
+    if not override.is_sweep_override():
+        return 1
+    value = override.value()
+    if not isinstance(value, RangeSweep):
+        return len(list(override.sweep_iterator()))
+    assert value.start is not None
+    assert value.stop is not None
+    steps = (value.stop - value.start) / value.step if value.step else 0
+    return math.ceil(max(0, min(steps, MAX_JOBS + 1)))
 
 
 class _Options:

@@ -53,9 +53,7 @@ def _unknown_in_row(key: str, given: str, where: str) -> Problem:
     """The problem of a key that a row of the stage table does not have: ``stages.0.size``."""
     row, _, name = key.rpartition(".")
     known = list(table_settings(StageConfig, ""))
-    meant = [
-        found.rpartition(".")[2] for found in alternatives(f"stages.0.{name}", {}) if "stages.0" in found
-    ]
+    meant = [found.rpartition(".")[2] for found in alternatives(f"stages.0.{name}", {}) if "stages.0" in found]
     hint = f"; did you mean {meant[0]}?" if meant else ""
     what = f"{shown(key)}={given}: a stage has no {name}{hint} (a stage has {', '.join(known)})"
     pick = meant[0] if meant else None
@@ -70,9 +68,7 @@ def _for_each_stage(name: str) -> str:
     return f"{name} (each stage has its own)" if name.startswith("stages.") else name
 
 
-def _of_another_option(
-    what: str, key: str, given: str, belongs: list[str], kinds: Kinds, where: str
-) -> Problem:
+def _of_another_option(what: str, key: str, given: str, belongs: list[str], kinds: Kinds, where: str) -> Problem:
     group = key.partition(".")[0]
     what = f"{what}: belongs to {group}={any_of(belongs)}; this run has {group}={kinds.get(group)}"
     if where == "command line":

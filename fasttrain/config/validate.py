@@ -126,8 +126,7 @@ class Validator:
                 return _NOTHING
             return built
         rows = [
-            self.value(Setting(f"{setting.key}.{index}", element, False, {}), row)
-            for index, row in enumerate(values)
+            self.value(Setting(f"{setting.key}.{index}", element, False, {}), row) for index, row in enumerate(values)
         ]
         return _NOTHING if any(row is _NOTHING for row in rows) else rows
 

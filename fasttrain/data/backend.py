@@ -24,6 +24,7 @@ class Request:
         height, width: Of the output, pixels.
         crop: What part of each image is resampled to the output, with antialiased bilinear interpolation;
             pixels outside the box take part where the filter reaches them.
+        flips: Which images are mirrored left to right, bool [n]; None for none.
     """
 
     split: Split
@@ -31,6 +32,7 @@ class Request:
     height: int
     width: int
     crop: Crop
+    flips: NDArray[np.bool_] | None = None
 
 
 class Backend(Protocol):

@@ -32,6 +32,7 @@ class _Reader:
         self.pending: deque[Request] = deque()
         self.fed_headers = 0  # of ``pending``, how many the first stage has had
         self.fed_pixels = 0  # and the second
+        self.failed: Request | None = None  # a batch that failed without a bad file
 
     def request(self, index: int) -> Request | None:
         """Entry ``index`` of ``pending``, drawn from the requests if need be; None past the end."""
@@ -86,7 +87,8 @@ class DaliBackend:
 
     def close(self) -> None:
         """See ``Backend``."""
-        del self._headers, self._pixels
+        for stage in ("_headers", "_pixels"):
+            vars(self).pop(stage, None)
         self._owner = None
         self._folder.cleanup()
 
@@ -154,8 +156,13 @@ class DaliBackend:
 
     def _boxes(self, request: Request, sizes: NDArray[np.int64]) -> dict[str, Any]:
         boxes = request.crop.boxes(sizes)
-        output = np.array([request.height, request.width])
-        return self._regions(boxes[:, :2], boxes[:, 2:], sizes, np.broadcast_to(output, sizes.shape))
+        output = np.broadcast_to(np.array([request.height, request.width]), sizes.shape)
+        inputs = self._regions(boxes[:, :2], boxes[:, 2:], sizes, output)
+        if request.flips is not None:
+            # DALI mirrors a region that ends left of where it starts.
+            left, right = inputs["roi_start"][:, 1], inputs["roi_end"][:, 1]
+            left[request.flips], right[request.flips] = right[request.flips], left[request.flips]
+        return inputs
 
     def _regions(
         self,
@@ -207,21 +214,24 @@ class DaliBackend:
                 images[place] = torch.from_numpy(decoded[place])
 
     def _recover(self, reader: _Reader, error: StageError) -> None:
-        """After a failed run: name the bad files, or find those that only Pillow reads and build anew.
+        """After a failed run: build anew, name the bad files or find those that only Pillow reads.
 
         DALI may report a failure at an earlier batch than the file's, so all that was under way is looked at.
+        Where nothing is wrong with any file, the batch is tried once more: a file system can hiccup.
         """
-        if not self._encoded:
-            raise self._broken(str(error)) from error
-        paths = [request.split.paths[row] for request in reader.pending for row in request.rows.tolist()]
-        if problems := find_bad_files(paths):
-            raise DataError(problems) from error
         self._build()
-        refused = [path for path in dict.fromkeys(paths) if path not in self._pillow_only]
-        refused = [path for path in refused if not self._decodes(path)]
-        if not refused:
+        if self._encoded:
+            rows = ((request.split, row) for request in reader.pending for row in request.rows.tolist())
+            paths = list(dict.fromkeys(split.paths[row] for split, row in rows))
+            if problems := find_bad_files(paths):
+                raise DataError(problems) from error
+            unread = {path for path in paths if path not in self._pillow_only and not self._decodes(path)}
+            self._pillow_only |= unread
+            if unread:
+                return
+        if reader.failed is reader.pending[0]:
             raise self._broken(str(error)) from error
-        self._pillow_only.update(refused)
+        reader.failed = reader.pending[0]
 
     def _decodes(self, path: str) -> bool:
         try:
@@ -239,6 +249,4 @@ class DaliBackend:
         fix = "data.backend=torchvision"
         if self._device.type == "cuda":
             fix += ", or a driver that fits DALI's package (nvidia-dali-cuda130 needs driver 580 or newer)"
-        return MachineError(
-            Problem(f"DALI {nvidia.dali.__version__} failed on {self._device}: {why}", fix)
-        )
+        return MachineError(Problem(f"DALI {nvidia.dali.__version__} failed on {self._device}: {why}", fix))

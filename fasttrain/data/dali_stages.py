@@ -25,9 +25,9 @@ HEADER_DEPTH, PIXEL_DEPTH = 2, 3
 # Share of the JPEGs that Hopper's hardware decoder takes, the rest is decoded by its cores: 22,700 images/s
 # on one H200 with 16 CPU cores against 20,200 without it (320 px short side).
 HARDWARE_DECODER_LOAD = 0.65
-# What differs between nvJPEG and libjpeg-turbo unless it is asked for: how colour is brought to full
-# resolution. Interpolated on both sides, so that a network sees the same pixels with and without a GPU.
-NVJPEG_OPTIONS = {"hw_decoder_load": HARDWARE_DECODER_LOAD, "jpeg_fancy_upsampling": True}
+# Colour is brought to full resolution by repetition, where libjpeg-turbo interpolates: nvJPEG before 13.2 warns at
+# each image that interpolation is wrong at the edges of a decoded region (DALI 2.4 with CUDA 13.0 on an H200).
+NVJPEG_OPTIONS = {"hw_decoder_load": HARDWARE_DECODER_LOAD, "jpeg_fancy_upsampling": False}
 
 
 class StageError(Exception):

@@ -51,7 +51,7 @@ def image_sizes(split: Split) -> NDArray[np.int64]:
 
 
 def decode_part(request: Request, part: slice, output: NDArray[np.uint8]) -> None:
-    """Decode, crop and resize the images ``part`` of a request into the same rows of ``output``.
+    """Decode, crop, resize and mirror the images ``part`` of a request into the same rows of ``output``.
 
     Args:
         request: The batch.
@@ -74,6 +74,8 @@ def decode_part(request: Request, part: slice, output: NDArray[np.uint8]) -> Non
             path = "" if request.split.images is not None else request.split.paths[request.rows[place]]
             rgb = _explained(path, partial(_as_rgb, image))
             resized = rgb.resize(size, Image.Resampling.BILINEAR, box=(left, top, right, bottom))
+            if request.flips is not None and request.flips[place]:
+                resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             output[place] = np.asarray(resized)
 
 

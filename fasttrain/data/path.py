@@ -15,7 +15,6 @@ from fasttrain.data.augment import (
     RandomResizedCrop,
     draw_flips,
     draw_shifts,
-    flip_images,
     shift_images,
 )
 from fasttrain.data.backend import Backend, Request
@@ -136,23 +135,21 @@ class ImageDataPath:
         )
 
     def _train_request(self, epoch: EpochPlan, rows: NDArray[np.int64]) -> Request:
+        data, drawn = self._config.data, (self._config.seed, epoch.recipe_epoch, rows)
         crop: Crop
-        if self._config.data.crop == "random_resized":
-            seed = self._config.seed
-            crop = RandomResizedCrop.draw(seed, epoch.recipe_epoch, rows, min_area=epoch.min_area)
+        if data.crop == "random_resized":
+            crop = RandomResizedCrop.draw(*drawn, min_area=epoch.min_area)
         else:
             # The whole centre; it is shifted once it has its size.
             crop = CentreCrop(epoch.px, epoch.px, 1.0)
-        return Request(self._train, rows, epoch.px, epoch.px, crop)
+        flips = None if data.flip == "none" else draw_flips(*drawn, kind=data.flip)
+        return Request(self._train, rows, epoch.px, epoch.px, crop, flips)
 
     def _train_batch(self, epoch: EpochPlan, request: Request, images: torch.Tensor) -> Batch:
         data, rows = self._config.data, request.rows
-        drawn = (self._config.seed, epoch.recipe_epoch, rows)
-        if self.backend.name != "synthetic":
-            if data.crop == "padded" and data.pad_px:
-                images = shift_images(images, self._to_device(draw_shifts(*drawn, pad_px=data.pad_px)))
-            if data.flip != "none":
-                images = flip_images(images, self._to_device(draw_flips(*drawn, kind=data.flip)))
+        if data.crop == "padded" and data.pad_px and self.backend.name != "synthetic":
+            shifts = draw_shifts(self._config.seed, epoch.recipe_epoch, rows, pad_px=data.pad_px)
+            images = shift_images(images, self._to_device(shifts))
         return Batch(images, self._to_device(self._train_labels[rows]), len(rows))
 
     def _val_plan(self, px: int, rectangular: bool) -> list[ValBatch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,8 @@ ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.g
 https://image-net.org/download-images after signing in there. Put them into {root}, then:
     mkdir -p {root}/train && tar -xf {root}/ILSVRC2012_img_train.tar -C {root}/train
     for f in {root}/train/n*.tar; do mkdir "${{f%.tar}}" && tar -xf "$f" -C "${{f%.tar}}" && rm "$f"; done
-    python -c "from torchvision.datasets import imagenet as i; \\
-        i.parse_devkit_archive('{root}'); i.parse_val_archive('{root}')\"""",
+    python -c "import sys; from torchvision.datasets import imagenet as i; \\
+        i.parse_devkit_archive(sys.argv[1]); i.parse_val_archive(sys.argv[1])" {root}""",
     ),
     "imagenette": DataSet(
         kind="imagefolder",
@@ -113,7 +114,7 @@ def _prepare_shapes(root: Path, *, check: bool) -> str:
 
 def _how_to_get(name: str, root: Path | None) -> str:
     data_set = DATA_SETS[name]
-    folder = "PATH" if root is None else str(root)
+    folder = "PATH" if root is None else shlex.quote(str(root))
     counts = _counts(data_set.num_train, data_set.num_val, data_set.num_classes)
     return (
         f"{name}: {counts}. It is not downloaded for you.\n"
@@ -129,7 +130,9 @@ def _check(name: str, root: Path) -> str:
     expected = (data_set.num_train, data_set.num_val, data_set.num_classes)
     if found != expected:
         what = f"{root}: {_counts(*found)}; a complete {name} has {_counts(*expected)}"
-        raise DataError(Problem(what, f"fasttrain prepare {name} --root {root}    # says how it is laid out"))
+        raise DataError(
+            Problem(what, f"fasttrain prepare {name} --root {shlex.quote(str(root))}    # says how it is laid out")
+        )
     lines = [f"{name}: {_counts(*found)} in {root}, as published", *notes]
     return "\n".join([*lines, _train_line(data_set.recipe, f" data.root={root}")])
 

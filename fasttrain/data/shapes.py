@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import asdict, dataclass, fields
 from multiprocessing.process import BaseProcess
@@ -193,7 +194,6 @@ def _write_set(part: Path, spec: Spec, workers: int) -> None:
 def _start_helper(part: Path, spec: Spec, share: int, num_shares: int) -> BaseProcess | None:
     """Start a process for one share; None where processes cannot be started.
 
-    Each share has a process of its own, not a pool's worker: that would wait forever if its parent is killed.
     RuntimeError is not caught: it is what stops a spawned copy of a main module without a guard.
     """
     try:
@@ -208,10 +208,19 @@ def _help(part: Path, spec: Spec, share: int, num_shares: int) -> None:
     """Body of a helper process: quiet on Ctrl-C and on errors, which its parent meets and reports."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         _write_share(part, spec, share, num_shares)
     except OSError:
         sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as the one that started it is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _write_share(part: Path, spec: Spec, share: int, num_shares: int) -> None:

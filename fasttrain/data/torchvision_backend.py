@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from fasttrain.data.augment import flip_images
 from fasttrain.data.backend import Request
 from fasttrain.data.decode import decode_part
 from fasttrain.data.preprocess import CentreCrop
@@ -98,7 +99,10 @@ class TorchvisionBackend:
             )
             images = pixels.round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
         top, left = round((height - request.height) / 2), round((width - request.width) / 2)
-        return images[:, top : top + request.height, left : left + request.width].contiguous()
+        images = images[:, top : top + request.height, left : left + request.width].contiguous()
+        if request.flips is None:
+            return images
+        return flip_images(images, torch.from_numpy(request.flips).to(self._device))
 
 
 def _is_plain_array(request: Request) -> bool:

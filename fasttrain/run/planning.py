@@ -140,6 +140,8 @@ def given(run: ComposedRun) -> list[tuple[str, object, str]]:
         for group, option in run.choices.items()
         if run.provenance.get(group) == COMMAND_LINE and group != "recipe"
     ]
+    if "stages" in values:
+        values["stages"] = f"{len(values['stages'])} rows, see the table"
     rows += [(key, value, COMMAND_LINE) for key, value in values.items() if run.provenance.get(key) == COMMAND_LINE]
     return rows
 

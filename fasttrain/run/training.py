@@ -20,7 +20,7 @@ from fasttrain.data.scan import Scan
 from fasttrain.model.build import build_model
 from fasttrain.report.callback import ReportCallback
 from fasttrain.report.clock import Clock, process_start_time
-from fasttrain.report.console import log
+from fasttrain.report.console import configure_logging, log
 from fasttrain.report.facts import RunFacts
 from fasttrain.report.machine import describe_machine
 from fasttrain.run.planning import given
@@ -103,6 +103,8 @@ def build(
         ConfigError: The network cannot be built.
     """
     config = run.config
+    # Again: Lightning gave its loggers handlers of their own when it was imported.
+    configure_logging(run_dir if world.rank == 0 else None, world.rank)
     accelerator = choose_accelerator(config, world)
     device = torch.device("cuda", world.local_rank) if accelerator == "gpu" else torch.device("cpu")
     if device.type == "cuda":
@@ -128,7 +130,7 @@ def build(
         trainer_fit.SignalsOn(signals),
         WarmUp(),
         report,
-        trainer_fit.StopAtTarget(config.target),
+        *([trainer_fit.StopAtTarget(config.target)] if config.target.stop else []),
         Checkpoints(run_dir / "checkpoints", header, config.target, signals, lambda: report.clock.paused("checkpoint")),
     ]
     if checkpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -60,9 +61,9 @@ class RankFailed(FasttrainError):
     kind = "error"
 
     def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(Problem(message))
         self.message = message
         self.exit_code = exit_code
+        super().__init__(Problem(message))
 
     def __str__(self) -> str:
         return self.message
@@ -103,6 +104,8 @@ def launch_ranks(num_ranks: int, arguments: list[str], handover: Handover) -> No
         max_restarts=0,
         monitor_interval=0.1,
     )
+    # The agent's own account of a failure would come after the failed rank's words.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         elastic_launch(config, sys.executable)("-u", "-m", "fasttrain", *arguments)
     except ChildFailedError as error:

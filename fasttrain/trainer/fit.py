@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 import torch
+import torch._dynamo
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.strategies import Strategy

@@ -14,7 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
+from fasttrain.data.augment import draw_flips
 from fasttrain.data.batch import Batch
+from fasttrain.data.order import epoch_order
 from fasttrain.data.path import ImageDataPath, build_data_path
 from fasttrain.data.scan import scan
 from fasttrain.errors import MachineError
@@ -83,6 +85,18 @@ def assert_close(first: list[Batch], second: list[Batch]) -> None:
         assert difference.max() <= MAX_BOUND
         assert torch.equal(one.labels, other.labels)
         assert one.num_valid == other.num_valid
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_flipped_images_are_the_same_ones_mirrored(folder: Path, opened: Opened, backend: str) -> None:
+    plain_plan, plain = opened(folder, backend, [{"batch_size": 26}], flip="none")
+    plan, path = opened(folder, backend, [{"batch_size": 26}], flip="random")
+    (first,), (second,) = train_batches(plain_plan, plain), train_batches(plan, path)
+    same = (first.images_nhwc == second.images_nhwc).flatten(1).all(1)
+    mirrored = (first.images_nhwc.flip(2) == second.images_nhwc).flatten(1).all(1)
+    assert (same ^ mirrored).all()
+    order = epoch_order(26, seed=1, epoch=0)
+    assert mirrored.tolist() == draw_flips(1, 0, order, kind="random").tolist()
 
 
 @needs_dali
@@ -233,6 +247,48 @@ def test_dali_that_cannot_start_is_the_machines_fault(
     with pytest.raises(MachineError, match=r"DALI [\d.]+ failed on cpu: CUDA driver is too old"):
         opened(folder, "dali")
     assert dali_backend.DaliBackend.name == "dali"
+
+
+@needs_dali
+@pytest.mark.parametrize("kind", ["imagefolder", "cifar10"])
+def test_dali_tries_a_batch_twice(
+    folder: Path, tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    from fasttrain.data.dali_stages import Stage, StageError
+
+    root = folder if kind == "imagefolder" else write_cifar10(tmp_path, num_per_file=4)
+    plan, path = opened(root, "dali", kind=kind)
+    expected = train_batches(plan, path)
+    take = Stage.take
+
+    def fail(times: list[int]) -> None:
+        def failing(stage: Stage, stream: Any = None) -> Any:
+            times.append(1)
+            if len(times) == 5:
+                raise StageError("connection timed out")
+            return take(stage, stream)
+
+        monkeypatch.setattr(Stage, "take", failing)
+
+    fail([])
+    assert_same(train_batches(plan, path), expected)
+    monkeypatch.setattr(Stage, "take", take)
+    steps = path.train_epoch(plan.epochs[0])
+    next(steps)
+    monkeypatch.setattr(path.backend, "_take", lambda request: (_ for _ in ()).throw(StageError("no memory")))
+    with pytest.raises(MachineError, match="failed on cpu: no memory"):
+        next(steps)
+
+
+@needs_dali
+def test_dali_decodes_on_the_ranks_own_device() -> None:
+    from fasttrain.data.dali_stages import headers, pixels
+
+    for index in (0, 1):
+        device = torch.device("cuda", index)
+        assert pixels(batch_size=1, threads=1, device=device, encoded=True).device_id == index
+    assert pixels(batch_size=1, threads=1, device=CPU, encoded=True).device_id is None
+    assert headers(batch_size=1, threads=1).device_id is None
 
 
 def odd_files(folder: Path) -> list[str]:

@@ -142,7 +142,5 @@ def test_light_modules_leave_heavy_libraries_out() -> None:
         f"    for heavy in {HEAVY!r}:\n"
         "        if heavy in sys.modules: sys.exit(f'{module} imports {heavy}')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -120,9 +120,7 @@ def test_there_is_no_step_outside_the_run(step: int) -> None:
         (1, 1, 1),
     ],
 )
-def test_accumulation_is_the_fewest_equal_parts(
-    rank_batch: int, device_batch_size: int | None, parts: int
-) -> None:
+def test_accumulation_is_the_fewest_equal_parts(rank_batch: int, device_batch_size: int | None, parts: int) -> None:
     assert accumulation(rank_batch, device_batch_size) == parts
 
 

@@ -139,9 +139,7 @@ class ReportCallback(Callback):
             report = self.facts.run_dir / "report"
             write_json(report / "result.json", result)
             self._write_tables()
-            write_json(
-                report / "dawnbench.json", dawnbench.entry(self.facts, self._misc(), today=date.today())
-            )
+            write_json(report / "dawnbench.json", dawnbench.entry(self.facts, self._misc(), today=date.today()))
             self._write_page()
             for line in rate_lines(rows, self.facts):
                 log.info(line)

@@ -49,9 +49,7 @@ def entry(facts: RunFacts, misc: Mapping[str, Any], *, today: date) -> dict[str,
         "version": VERSION,
         "author": config.report.author,
         "authorEmail": config.report.author_email,
-        "framework": f"fasttrain {versions.get('fasttrain', '')} (PyTorch {versions['torch']})".replace(
-            "  ", " "
-        ),
+        "framework": f"fasttrain {versions.get('fasttrain', '')} (PyTorch {versions['torch']})".replace("  ", " "),
         "model": config.model.name,
         "hardware": facts.machine.hardware,
     }

@@ -108,8 +108,7 @@ def batch_text(plan: Plan) -> str:
     """The global batch and what it is made of, for each that occurs."""
     ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
     return "; ".join(
-        f"{batch} ({_epochs(epochs)}) = {ranks} x {accumulate} accumulated x "
-        f"{plan.micro_batch(epochs[0])}"
+        f"{batch} ({_epochs(epochs)}) = {ranks} x {accumulate} accumulated x {plan.micro_batch(epochs[0])}"
         for (batch, accumulate), epochs in _groups(plan, lambda epoch: (epoch.batch_size, epoch.accumulate))
     )
 

@@ -52,14 +52,10 @@ def load_run(path: Path) -> Run:
         raise ConfigError(Problem(f"{path}: no such folder; expected the folder of a run"))
     missing = [name for name in NEEDED if not (path / name).is_file()]
     if missing:
-        raise DataError(
-            Problem(f"{path}: no finished run: {', '.join(missing)} missing", _fix(path, missing))
-        )
+        raise DataError(Problem(f"{path}: no finished run: {', '.join(missing)} missing", _fix(path, missing)))
     result = _json(path / RESULT)
     if result.get("schema") != SCHEMA:
-        raise DataError(
-            Problem(f"{path / RESULT}: schema {result.get('schema')!r}, this version reads {SCHEMA}")
-        )
+        raise DataError(Problem(f"{path / RESULT}: schema {result.get('schema')!r}, this version reads {SCHEMA}"))
     _require(path / RESULT, result, KEYS)
     plan = _json(path / "plan.json")
     _require(path / "plan.json", plan, PLAN_KEYS)

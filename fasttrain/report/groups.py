@@ -140,8 +140,7 @@ def comparison(groups: Sequence[Group]) -> dict[str, Any]:
                 "reached": group.reached,
                 "n": len(group.runs),
                 "figures": {
-                    figure: None if (known := group.summary(figure)) is None else vars(known)
-                    for figure in FIGURES
+                    figure: None if (known := group.summary(figure)) is None else vars(known) for figure in FIGURES
                 },
             }
             for group in groups

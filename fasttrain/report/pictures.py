@@ -187,9 +187,7 @@ def _svg(figure: Figure, name: str) -> str:
     text = io.StringIO()
     # Text as text is small and can be searched; the salt keeps ids of two pictures on a page apart.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(
-            text, format="svg", metadata={"Creator": None, "Date": None, "Format": None, "Type": None}
-        )
+        figure.savefig(text, format="svg", metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
     svg = text.getvalue()
     # An XML declaration and a document type are for files of their own, not for a part of a page.
     svg = svg[svg.index("<svg") :]

@@ -24,9 +24,7 @@ SOURCES = {
 Override = tuple[str, object, str]
 
 
-def plan_document(
-    plan: Plan, schedule: Schedule, *, source: str, num_val: int, num_classes: int
-) -> dict[str, Any]:
+def plan_document(plan: Plan, schedule: Schedule, *, source: str, num_val: int, num_classes: int) -> dict[str, Any]:
     """The content of ``plan.json``: plain types, the run as it will be executed.
 
     With ``trainer.steps_per_stage`` each stage has one epoch of that many steps, and the learning rates are
@@ -162,11 +160,7 @@ def _stage_table(plan: Plan, schedule: Schedule) -> str:
     rows = [[*header, "steps/epoch", "lr first", "lr last"]]
     for epochs in _by_stage(plan):
         first, last = epochs[0], epochs[-1]
-        steps = (
-            f"{first.steps:,}"
-            if first.steps == first.full_steps
-            else f"{first.steps:,} of {first.full_steps:,}"
-        )
+        steps = f"{first.steps:,}" if first.steps == first.full_steps else f"{first.steps:,} of {first.full_steps:,}"
         rows.append(
             [
                 str(first.stage),
@@ -212,7 +206,6 @@ def _columns(rows: Sequence[Sequence[str]], *, align: str, indent: int = 0) -> s
     """Rows as text in columns; ``align`` holds ``<`` or ``>`` for each column."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = (
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True))
-        for row in rows
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)) for row in rows
     )
     return "\n".join(" " * indent + line.rstrip() for line in lines)

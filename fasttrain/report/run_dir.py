@@ -83,6 +83,4 @@ def open_run_dir(path: Path, *, resuming: bool) -> None:
 
 def _unwritable(path: Path, error: OSError) -> MachineError:
     reason = error.strerror or str(error)
-    return MachineError(
-        Problem(f"run_dir={path} cannot be written: {reason}", "run_dir=PATH in a folder of yours")
-    )
+    return MachineError(Problem(f"run_dir={path} cannot be written: {reason}", "run_dir=PATH in a folder of yours"))

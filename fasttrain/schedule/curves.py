@@ -37,9 +37,7 @@ def polynomial(done_frac: float, peak_lr: float, end_lr: float, *, power: float)
     return end_lr + (peak_lr - end_lr) * (1 - done_frac) ** power
 
 
-def step(
-    done_frac: float, peak_lr: float, end_lr: float, *, drop_at_frac: Sequence[float], factor: float
-) -> float:
+def step(done_frac: float, peak_lr: float, end_lr: float, *, drop_at_frac: Sequence[float], factor: float) -> float:
     """``peak_lr`` times ``factor`` for each drop that is behind, never below ``end_lr``.
 
     An update that completes exactly the share of a drop still uses the rate before it: the drop shows in the

@@ -104,20 +104,16 @@ def test_text_of_a_whole_run() -> None:
         "recipe         two_stages",
         "run            3 epochs, 12 steps, 18,000 images",
         "data           6,000 train, 5,000 val, 1,000 classes (scan: counted in the data)",
-        "ranks          2; global batch 2,000 = 2 ranks x 4 accumulated x 250; "
-        "1,000 = 2 ranks x 2 accumulated x 250",
+        "ranks          2; global batch 2,000 = 2 ranks x 4 accumulated x 250; 1,000 = 2 ranks x 2 accumulated x 250",
         "learning rate  optimizer.lr=25, linear, warmup_epochs=1, end_lr=0.2",
         "effective      8.333 at step 0, 25 at step 2, 0.2 at step 11; the same on any number of ranks",
         "momentum       0.98 at the lowest learning rate, 0.9 at the peak "
         "(schedule.momentum; optimizer.momentum=0.9 is not used)",
         "shapes         96 px x 250 images, 288 px x 250 images",
         "",
-        "stage  epochs   px  min_area  batch  accumulate  device batch"
-        "    val px  steps/epoch  lr first  lr last",
-        "0         1-2   96      0.25  2,000           4           250"
-        "       128            3     8.333     12.6",
-        "1           3  288       0.5  1,000           2           250"
-        "  320 rect            6     10.53      0.2",
+        "stage  epochs   px  min_area  batch  accumulate  device batch    val px  steps/epoch  lr first  lr last",
+        "0         1-2   96      0.25  2,000           4           250       128            3     8.333     12.6",
+        "1           3  288       0.5  1,000           2           250  320 rect            6     10.53      0.2",
         "",
         "overrides",
         "  optimizer.lr  =  25.0       from command line",

@@ -198,9 +198,7 @@ def test_a_schedule_can_be_sent_to_another_process(kind: str) -> None:
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[ScheduleConfig, list[tuple[int, int]], float, int]:
     """Any schedule over any stage table that passes the checks: settings, stages, peak, images."""
-    stages = draw(
-        st.lists(st.tuples(st.integers(1, 4), st.sampled_from([8, 16, 24, 48])), min_size=1, max_size=4)
-    )
+    stages = draw(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([8, 16, 24, 48])), min_size=1, max_size=4))
     total = sum(epochs for epochs, _ in stages)
     peak = draw(st.floats(1e-3, 30))
     given_settings = settings(

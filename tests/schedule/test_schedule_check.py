@@ -67,8 +67,7 @@ def test_no_stages_is_left_to_the_stage_tables_own_check() -> None:
 def test_the_end_must_not_be_above_the_peak() -> None:
     assert problems(replace(LINEAR, end_lr=2.5)) == [
         (
-            "schedule.end_lr=2.5: above the peak, optimizer.lr=2; "
-            "the learning rate would rise after the warm-up",
+            "schedule.end_lr=2.5: above the peak, optimizer.lr=2; the learning rate would rise after the warm-up",
             "schedule.end_lr=0",
         )
     ]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -58,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after the program's name; None for the process's own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # OpenMP reads it when torch is imported. Threads that spin while they wait take the cores from the decoders and
+    # from other programs: with a second run on 2 cores, quickstart fell from 900 to 30 images/s; asleep, to 450.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return commands.dispatch(arguments, train)
     except BaseException as error:

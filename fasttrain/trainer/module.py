@@ -138,7 +138,7 @@ class ClassifierModule(LightningModule):
         optimizer.step()  # type: ignore[union-attr]
         if scale is not None and cast(float, self._loss_scale()) < scale:
             self._skipped_steps += 1
-        optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr, call-arg]
+        optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
         self.loss_meter.add(loss)
         self.step += 1
         in_epoch = self.step - epoch.first_step

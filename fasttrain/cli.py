@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fasttrain import commands
 from fasttrain.config.compose import ComposedRun
 from fasttrain.report.console import configure_logging, log
-from fasttrain.report.run_dir import open_run_dir
+from fasttrain.report.run_dir import holds_run, open_run_dir
 from fasttrain.run import planning
 from fasttrain.run.exits import exit_code_of
 from fasttrain.strategy.launch import handed_over, launch_ranks
@@ -30,15 +30,17 @@ def train(run: ComposedRun) -> int:
     if world.rank == 0 and handed_over() is None:
         open_run_dir(run_dir, resuming=resume is not None)
         configure_logging(run_dir, world.rank)
-        planning.write_plan(run, images, plan, schedule, run_dir)
+        planning.announce(run, images, plan, schedule)
     else:
         configure_logging(run_dir if world.rank == 0 else None, world.rank)
     if config.dry_run:
+        if world.rank == 0 and not holds_run(run_dir):
+            planning.save_plan(run, images, plan, schedule, run_dir)
         return 0
     planning.check_libraries(config, images)
     if world.must_launch:
         planning.check_devices(config, world)
-        launch_ranks(world.size, ["rank", str(run_dir)], planning.handover(run))
+        launch_ranks(world.size, planning.handover(run, run_dir, resume))
         return 0
 
     from fasttrain.run import training
@@ -47,6 +49,8 @@ def train(run: ComposedRun) -> int:
     if checkpoint is not None and training.is_finished(checkpoint, config, plan):
         log.info("nothing to do: the run in %s is finished", run_dir)
         return 0
+    if world.rank == 0:
+        planning.save_plan(run, images, plan, schedule, run_dir)
     parts = training.build(run, images, plan, schedule, world, run_dir, checkpoint)
     training.fit(parts)
     return training.finish(parts)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fasttrain.config.compose import ComposedRun, compose_run, load_run
 from fasttrain.errors import ConfigError, Problem
+from fasttrain.strategy.launch import handed_over
 
 Train = Callable[[ComposedRun], int]
 
@@ -33,8 +34,9 @@ def dispatch(arguments: list[str], train: Train) -> int:
     name, rest = arguments[0], arguments[1:]
     if name == "train":
         return train_command(rest, train)
-    if name == "rank":
-        return train(load_run((Path(rest[0]) / "config.yaml").read_text(encoding="utf-8")))
+    left = handed_over()
+    if name == "rank" and left is not None:
+        return train(load_run(left.config))
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, ["train", *COMMANDS], n=1)
         hint = f"did you mean `fasttrain {close[0]}`?" if close else "fasttrain --help lists the commands"

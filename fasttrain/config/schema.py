@@ -67,7 +67,7 @@ def option(*values: str) -> Any:
 
 @dataclass(frozen=True)
 class StageConfig:
-    """One row of the stage table (DESIGN: epochs, training px, crop area, global batch, validation)."""
+    """One row of the stage table: epochs, training px, smallest crop, global batch, validation px."""
 
     epochs: int = number(ge=1, unit="epochs", example="5")
     px: int = number(ge=8, le=1024, unit="pixels", example="96")

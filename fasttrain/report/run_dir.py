@@ -57,6 +57,11 @@ def choose_run_dir(config: RunConfig, environ: Mapping[str, str] = os.environ) -
     raise MachineError(Problem(f"{path.parent} holds 1,000 runs of this second", "run_dir=PATH"))
 
 
+def holds_run(path: Path) -> bool:
+    """Whether a run has left results in this folder, which must not be written over."""
+    return any((path / name).exists() for name in ("metrics.csv", "checkpoints/last.ckpt"))
+
+
 def open_run_dir(path: Path, *, resuming: bool) -> None:
     """Make the folder and its sub-folders, and see that it can be written.
 
@@ -64,7 +69,7 @@ def open_run_dir(path: Path, *, resuming: bool) -> None:
         ConfigError: It holds a run already, and this one does not continue it.
         MachineError: It cannot be made or written.
     """
-    if not resuming and any((path / name).exists() for name in ("metrics.csv", "checkpoints/last.ckpt")):
+    if not resuming and holds_run(path):
         raise ConfigError(
             Problem(
                 f"run_dir={path} already holds a run; nothing of it was touched",

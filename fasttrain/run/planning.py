@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import fasttrain.data.check
@@ -19,8 +21,10 @@ from fasttrain.config.overrides import COMMAND_LINE
 from fasttrain.config.schema import RunConfig
 from fasttrain.data.scan import Scan, scan
 from fasttrain.errors import ConfigError, MachineError, Problem
+from fasttrain.report.clock import process_start_time
 from fasttrain.report.console import log
 from fasttrain.report.files import write_json, write_text
+from fasttrain.report.machine import command_line
 from fasttrain.report.plan import plan_document, print_plan
 from fasttrain.report.run_dir import choose_run_dir
 from fasttrain.schedule.schedule import Schedule, build_schedule
@@ -61,14 +65,14 @@ def scan_images(config: RunConfig, world: World) -> Scan:
 
 
 def _make_shapes(config: RunConfig, world: World) -> None:
-    from fasttrain.data.shapes import ensure_shapes
+    from fasttrain.data.shapes import FINGERPRINT, ensure_shapes
 
     root = Path(str(config.data.root))
     if world.local_rank == 0:
-        ensure_shapes(root)
+        ensure_shapes(root, num_train=config.data.num_train, num_val=config.data.num_val)
         return
     deadline = time.monotonic() + SHAPES_TIMEOUT_S
-    while not root.exists():
+    while not (root / FINGERPRINT).is_file():
         if time.monotonic() > deadline:
             raise MachineError(
                 Problem(
@@ -113,8 +117,10 @@ def choose_folder(config: RunConfig, world: World) -> tuple[Path, str | None]:
     return choose_run_dir(config)
 
 
-def write_plan(run: ComposedRun, images: Scan, plan: Plan, schedule: Schedule, run_dir: Path) -> None:
-    """Print the plan and write plan.json and config.yaml."""
+def announce(run: ComposedRun, images: Scan, plan: Plan, schedule: Schedule) -> None:
+    """Print what the scan passed over, and the plan."""
+    for note in images.notes:
+        log.info(note)
     text = print_plan(
         plan,
         schedule,
@@ -125,6 +131,10 @@ def write_plan(run: ComposedRun, images: Scan, plan: Plan, schedule: Schedule, r
         overrides=given(run),
     )
     log.info(text)
+
+
+def save_plan(run: ComposedRun, images: Scan, plan: Plan, schedule: Schedule, run_dir: Path) -> None:
+    """Write plan.json and config.yaml."""
     document = plan_document(
         plan, schedule, source=images.source, num_val=images.num_val, num_classes=images.num_classes
     )
@@ -143,6 +153,11 @@ def given(run: ComposedRun) -> list[tuple[str, object, str]]:
     if "stages" in values:
         values["stages"] = f"{len(values['stages'])} rows, see the table"
     rows += [(key, value, COMMAND_LINE) for key, value in values.items() if run.provenance.get(key) == COMMAND_LINE]
+    rows += [
+        (key, getattr(run.config.stages[int(key.split(".")[1])], key.split(".")[2]), COMMAND_LINE)
+        for key, origin in run.provenance.items()
+        if key.startswith("stages.") and origin == COMMAND_LINE
+    ]
     return rows
 
 
@@ -167,14 +182,11 @@ def check_devices(config: RunConfig, world: World) -> None:
     choose_accelerator(config, world)
 
 
-def handover(run: ComposedRun) -> Handover:
-    """What the ranks that this process starts must know beyond the config in the run's folder."""
-    import sys
-
-    from fasttrain.report.clock import process_start_time
-    from fasttrain.report.machine import command_line
-
+def handover(run: ComposedRun, run_dir: Path, resume: str | None) -> Handover:
+    """What this process knows and the ranks that it starts must know too."""
+    config = replace(run.config, run_dir=str(run_dir), resume=resume)
     return Handover(
+        config=replace(run, config=config).text,
         command=command_line(sys.orig_argv, os.environ),
         process_start=process_start_time(),
         overrides=[list(map(str, row)) for row in given(run)],

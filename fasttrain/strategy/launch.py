@@ -25,14 +25,16 @@ HANDOVER = "FASTTRAIN_HANDOVER"
 
 @dataclass(frozen=True)
 class Handover:
-    """What a rank cannot find in the run's folder.
+    """What the process that starts the ranks has decided for them.
 
     Attributes:
+        config: The run's config as YAML, its folder and what it resumes from filled in.
         command: The command line as the user typed it.
         process_start: When the user's process began, seconds on time.monotonic's clock.
         overrides: Key, value and origin of each setting that was given.
     """
 
+    config: str
     command: str
     process_start: float
     overrides: list[list[str]]
@@ -69,16 +71,15 @@ class RankFailed(FasttrainError):
         return self.message
 
 
-def launch_ranks(num_ranks: int, arguments: list[str], handover: Handover) -> None:
-    """Run ``python -m fasttrain ARGUMENTS`` once a rank and wait for all.
+def launch_ranks(num_ranks: int, handover: Handover) -> None:
+    """Run ``python -m fasttrain rank`` once a rank and wait for all.
 
     The ranks find each other over a free port of this machine, so that two runs can start side by side.
     When one fails, the others are ended.
 
     Args:
         num_ranks: Processes to start.
-        arguments: Command line of each, after ``python -m fasttrain``.
-        handover: What they must know beyond it.
+        handover: What they run.
 
     Raises:
         RankFailed: With the exit code and the words of the rank that failed first.
@@ -107,7 +108,7 @@ def launch_ranks(num_ranks: int, arguments: list[str], handover: Handover) -> No
     # The agent's own account of a failure would come after the failed rank's words.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
-        elastic_launch(config, sys.executable)("-u", "-m", "fasttrain", *arguments)
+        elastic_launch(config, sys.executable)("-u", "-m", "fasttrain", "rank")
     except ChildFailedError as error:
         failed = [_last_words(rank, failure) for rank, failure in error.failures.items()]
         _, message, exit_code = min(failed)

@@ -123,7 +123,7 @@ class Checkpoints(Callback):
         unfinished = self.folder / "last.ckpt.unfinished"
         with self.uncounted():
             try:
-                trainer.save_checkpoint(unfinished)
+                trainer.save_checkpoint(unfinished, weights_only=False)
                 if trainer.is_global_zero:
                     sync_to_disk(unfinished)
                     if last.exists():

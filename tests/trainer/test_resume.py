@@ -123,11 +123,12 @@ def test_another_run_is_refused(
     straight: Path, train_tiny: Train, override: str, fragments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_straight(straight, train_tiny)
-    before = (straight / "checkpoints" / "last.ckpt").read_bytes()
+    before = {path: path.read_bytes() for path in straight.rglob("*") if path.is_file() and path.suffix != ".log"}
     assert train_tiny(f"run_dir={straight}", "resume=auto", override) == 2
     error = capsys.readouterr().err
     assert all(fragment in error for fragment in fragments), error
-    assert (straight / "checkpoints" / "last.ckpt").read_bytes() == before
+    assert train_tiny(f"run_dir={straight}", "resume=auto", override, "dry_run=true") == 0
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_run_is_not_overwritten(straight: Path, train_tiny: Train, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fasttrain.config.compose import ComposedRun, compose_run, load_run
 from fasttrain.errors import ConfigError, Problem
-from fasttrain.strategy.launch import handed_over
+from fasttrain.strategy.launch import end_with_parent, handed_over
 
 Train = Callable[[ComposedRun], int]
 
@@ -36,6 +36,7 @@ def dispatch(arguments: list[str], train: Train) -> int:
         return train_command(rest, train)
     left = handed_over()
     if name == "rank" and left is not None:
+        end_with_parent()
         return train(load_run(left.config))
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, ["train", *COMMANDS], n=1)

@@ -26,7 +26,7 @@ from fasttrain.report.console import log
 from fasttrain.report.files import write_json, write_text
 from fasttrain.report.machine import command_line
 from fasttrain.report.plan import plan_document, print_plan
-from fasttrain.report.run_dir import choose_run_dir
+from fasttrain.report.run_dir import choose_run_dir, slurm_job
 from fasttrain.schedule.schedule import Schedule, build_schedule
 from fasttrain.stages import Plan
 from fasttrain.strategy.launch import Handover
@@ -111,8 +111,8 @@ def lay_out(config: RunConfig, images: Scan, world: World) -> tuple[Plan, Schedu
 
 
 def choose_folder(config: RunConfig, world: World) -> tuple[Path, str | None]:
-    """The run's folder and what to resume from; only rank 0 makes a folder of its own choice."""
-    if config.run_dir is None and world.rank != 0:
+    """The run's folder and what to resume from, the same on all ranks; only rank 0 makes a folder named by time."""
+    if config.run_dir is None and world.rank != 0 and slurm_job() is None:
         return Path(os.devnull), config.resume
     return choose_run_dir(config)
 

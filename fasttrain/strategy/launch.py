@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -119,6 +120,16 @@ def launch_ranks(num_ranks: int, handover: Handover) -> None:
         raise RankFailed("terminated after saving; continue with resume=auto", 128 + int(error.sigval)) from None
     finally:
         os.environ.pop(HANDOVER, None)
+
+
+def end_with_parent() -> None:
+    """Ask the kernel for a SIGTERM when the launching process goes, so that a killed run leaves no ranks behind.
+
+    Does nothing where the kernel is not Linux. Source: prctl(2), PR_SET_PDEATHSIG.
+    """
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 def leave_last_words(message: str, exit_code: int) -> None:

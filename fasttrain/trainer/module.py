@@ -17,7 +17,7 @@ from fasttrain.config.schema import RunConfig
 from fasttrain.data.batch import Batch
 from fasttrain.data.path import DataPath
 from fasttrain.data.preprocess import Normalize
-from fasttrain.errors import FasttrainError
+from fasttrain.errors import FasttrainError, Problem, TrainingError
 from fasttrain.optimizer.build import build_optimizer, set_hyperparameters
 from fasttrain.schedule.schedule import Schedule
 from fasttrain.stages import EpochPlan, Plan
@@ -97,8 +97,38 @@ class ClassifierModule(LightningModule):
 
     # --- training ---
 
+    def on_fit_start(self) -> None:
+        # After a resume has set the step, before the warm-up trains together.
+        self.check_ranks_agree()
+
     def on_train_start(self) -> None:
         self.loss_meter = LossMeter(self.device)
+
+    def check_ranks_agree(self) -> None:
+        """See that all ranks stand at the same step of the same plan: ranks that do not would wait for ever.
+
+        Raises:
+            TrainingError: They do not.
+        """
+        if self.trainer.world_size == 1:
+            return
+        plan = self.plan
+        own = [self.step, plan.total_steps, len(plan.epochs), plan.num_train, self.num_val, self.config.seed]
+        mine = torch.tensor(own, device=self.device)
+        low, high = mine.clone(), mine.clone()
+        torch.distributed.all_reduce(low, op=torch.distributed.ReduceOp.MIN)
+        torch.distributed.all_reduce(high, op=torch.distributed.ReduceOp.MAX)
+        names = ("step to start from", "steps", "epochs", "training images", "validation images", "seed")
+        differ = [
+            f"{name}: {a} to {b}" for name, a, b in zip(names, low.tolist(), high.tolist(), strict=True) if a != b
+        ]
+        if differ:
+            raise TrainingError(
+                Problem(
+                    "the ranks are not in the same run: they differ in " + ", ".join(differ),
+                    "start every rank with the same command, over the same data and run_dir",
+                )
+            )
 
     def on_train_epoch_start(self) -> None:
         epoch = self.epoch_plan

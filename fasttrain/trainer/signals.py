@@ -22,29 +22,41 @@ class StopSignals:
     The first signal asks for a stop (``requested`` is its number). A second Ctrl-C ends the run at once; after
     SIGTERM or SIGUSR1, whose sender will not wait, the process ends itself when GRACE_S have passed.
     Before training there is nothing to save: there a signal raises ``Stopped`` where it arrives.
+
+    Python runs a handler only between two instructions of the main thread, and a rank that waits in a collective
+    for one that is gone never comes back to them. So a second thread reads the signals' numbers from a pipe.
     """
 
     def __init__(self) -> None:
         self.requested: int | None = None
         self.training = False
+        self._saved = threading.Event()
         self._previous: dict[int, object] = {}
-        self._watchdog: threading.Timer | None = None
+        self._pipe: tuple[int, int] | None = None
+        self._previous_wakeup = -1
 
     def install(self) -> None:
         """Take over the signals; Lightning's own handlers, where set, are put aside."""
         for number in EXIT_CODES:
             previous = signal.signal(number, self._handle)
             self._previous.setdefault(number, previous)
+        if self._pipe is None:
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[1], False)
+            self._previous_wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, args=(self._pipe[0],), daemon=True).start()
 
     def reached_boundary(self) -> None:
         """The state is saved: from here on the run ends by itself."""
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._saved.set()
 
     def restore(self) -> None:
-        """Give the signals back and stop the watchdog."""
+        """Give the signals back and end the watching thread."""
         self.reached_boundary()
-        self._watchdog = None
+        if self._pipe is not None:
+            signal.set_wakeup_fd(self._previous_wakeup)
+            os.close(self._pipe[1])
+            self._pipe = None
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._previous.clear()
@@ -62,12 +74,11 @@ class StopSignals:
             raise KeyboardInterrupt
         if self.requested is None:
             self.requested = number
-        if self._watchdog is None and number != signal.SIGINT:
-            self._watchdog = threading.Timer(GRACE_S, self._give_up)
-            self._watchdog.daemon = True
-            self._watchdog.start()
 
-    def _give_up(self) -> None:
-        # A rank that waits in a collective for one that is gone never comes back to Python.
-        os.write(2, b"stopped: no step boundary was reached in time; the newest checkpoint on disk stands\n")
-        os._exit(self.exit_code())
+    def _watch(self, pipe: int) -> None:
+        """Read signals until the pipe closes; after one that does not wait, give the run GRACE_S to save."""
+        while number := os.read(pipe, 1):
+            if number[0] in (signal.SIGTERM, signal.SIGUSR1) and not self._saved.wait(GRACE_S):
+                os.write(2, b"stopped: no step boundary was reached in time; the newest checkpoint on disk stands\n")
+                os._exit(EXIT_CODES[signal.Signals(number[0])])
+        os.close(pipe)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 import time
@@ -16,8 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_ranks(overrides: list[str], *, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    import os
-
     return subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *overrides, "trainer.devices=2"],
         capture_output=True,
@@ -78,3 +77,51 @@ def test_a_rank_that_fails_ends_all_with_its_own_words(tiny_overrides: list[str]
     assert done.stderr.strip().splitlines()[-1] == "training error: rank one has had enough"
     # Imports take most of it; the ranks end within 30 s of the failure.
     assert time.monotonic() - started < 120
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_a_killed_launcher_leaves_no_ranks_and_a_checkpoint(tiny_overrides: list[str], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    stages = "stages=[{epochs: 500, px: 32, min_area: 0.35, batch_size: 16, val_px: 32}]"
+    launcher = subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *tiny_overrides, stages, f"run_dir={run_dir}", "trainer.devices=2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    last = run_dir / "checkpoints" / "last.ckpt"
+    deadline = time.monotonic() + 150
+    while not last.exists():
+        assert launcher.poll() is None
+        assert time.monotonic() < deadline, "no checkpoint in time"
+        time.sleep(0.05)
+    ranks = [int(pid) for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
+    assert len(ranks) >= 2
+    launcher.kill()
+    launcher.wait()
+    # Each gets SIGTERM from the kernel, saves at the next step that all ranks share, and ends.
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks):
+        assert time.monotonic() < deadline, "ranks outlived their launcher by 30 s"
+        time.sleep(0.1)
+    assert 0 < torch.load(last)["fasttrain"]["step"] < 2000
+
+
+def test_ranks_that_stand_at_different_steps_are_told_so(tiny_overrides: list[str], tmp_path: Path) -> None:
+    hook = tmp_path / "sitecustomize.py"
+    hook.write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    import fasttrain.run.training as training\n"
+        "    training.find_checkpoint = lambda *args: None\n"
+    )
+    run_dir = tmp_path / "run"
+    one_epoch = ["trainer.steps_per_stage=4"]
+    assert run_ranks([*tiny_overrides, *one_epoch, f"run_dir={run_dir}"]).returncode == 0
+    (run_dir / "checkpoints" / "last.ckpt").replace(run_dir / "checkpoints" / "end.ckpt")
+    (run_dir / "checkpoints" / "previous.ckpt").replace(run_dir / "checkpoints" / "last.ckpt")
+    done = run_ranks(
+        [*tiny_overrides, *one_epoch, f"run_dir={run_dir}", "resume=auto"],
+        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "step to start from: 0 to 4" in done.stderr

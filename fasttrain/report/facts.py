@@ -11,13 +11,11 @@ from typing import Any
 from fasttrain.config.schema import OptimizerConfig, RunConfig, ScheduleConfig
 from fasttrain.report.machine import Machine
 from fasttrain.stages import EpochPlan, Plan
+from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5
 
 # Sizes of ImageNet (ILSVRC 2012): classes, and validation images with the 1,762 disputed ones among them.
 IMAGENET_CLASSES = 1000
 IMAGENET_VAL = 50_000
-
-# With this many classes or fewer, five answers say nothing.
-MAX_CLASSES_WITHOUT_TOP5 = 5
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class RunFacts:
 
     @property
     def has_top5(self) -> bool:
-        return self.num_classes > MAX_CLASSES_WITHOUT_TOP5
+        return self.num_classes >= MIN_CLASSES_FOR_TOP5
 
 
 def settings(facts: RunFacts) -> dict[str, Any]:

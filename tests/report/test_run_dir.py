@@ -1,0 +1,94 @@
+"""A run's folder is its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import pytest
+
+from fasttrain.errors import ConfigError, MachineError
+from fasttrain.report.console import configure_logging, log
+from fasttrain.report.machine import command_line, commit
+from fasttrain.report.run_dir import choose_run_dir, open_run_dir
+from tests.report.conftest import make_config
+
+
+def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "2026-11-30_12-00-00")
+    paths = [choose_run_dir(make_config(), {})[0] for _ in range(3)]
+    assert [path.name for path in paths] == [
+        "2026-11-30_12-00-00_tiny",
+        "2026-11-30_12-00-00_tiny-2",
+        "2026-11-30_12-00-00_tiny-3",
+    ]
+    assert all(path.is_dir() for path in paths)
+
+
+def test_a_requeued_slurm_job_finds_its_folder_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = {"SLURM_JOB_ID": "4711"}
+    assert choose_run_dir(make_config(), job) == choose_run_dir(make_config(), job)
+    path, resume = choose_run_dir(make_config(), job)
+    assert (path.name, resume) == ("slurm-4711_tiny", "auto")
+    array = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
+    assert choose_run_dir(make_config(), array)[0].name == "slurm-4711_3_tiny"
+
+
+def test_auto_needs_a_folder_to_look_in() -> None:
+    with pytest.raises(ConfigError, match="run_dir"):
+        choose_run_dir(dataclasses.replace(make_config(), resume="auto"), {})
+
+
+def test_a_folder_with_a_run_is_refused_unless_it_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch\n1\n")
+    with pytest.raises(ConfigError, match="already holds a run"):
+        open_run_dir(tmp_path, resuming=False)
+    open_run_dir(tmp_path, resuming=True)
+    assert (tmp_path / "metrics.csv").read_text() == "epoch\n1\n"
+
+
+def test_a_folder_below_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="cannot be written"):
+        open_run_dir(tmp_path / "file" / "run", resuming=False)
+
+
+def test_only_rank_0_has_a_log_file_and_others_say_who_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        configure_logging(tmp_path, 0)
+        log.info("from the first")
+        configure_logging(None, 1)
+        log.info("not said")
+        log.warning("from the second")
+    finally:
+        configure_logging(None, 0)
+        logging.captureWarnings(False)
+    assert capsys.readouterr().out == "from the first\n[rank 1] from the second\n"
+    text = (tmp_path / "train.log").read_text()
+    assert "from the first" in text
+    assert "second" not in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "command"),
+    [
+        (["/usr/bin/python3", "train.py", "recipe=quickstart"], {}, "python3 train.py recipe=quickstart"),
+        (["/venv/bin/python", "/venv/bin/fasttrain", "train", "a=b c"], {}, "fasttrain train 'a=b c'"),
+        (
+            ["/usr/bin/python3", "-u", "train.py", "seed=1"],
+            {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+            "torchrun --nnodes=2 --nproc-per-node=2 train.py seed=1",
+        ),
+    ],
+)
+def test_the_command_as_it_was_typed(argv: list[str], environment: dict[str, str], command: str) -> None:
+    assert command_line(argv, environment) == command
+
+
+def test_code_outside_a_checkout_has_no_commit(tmp_path: Path) -> None:
+    assert commit(tmp_path) is None

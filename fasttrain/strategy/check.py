@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fasttrain.config.schema import RunConfig
-from fasttrain.errors import MachineError, Problem
+from fasttrain.errors import ConfigError, MachineError, Problem
 from fasttrain.strategy.world import World
 
 
@@ -25,15 +25,21 @@ def choose_accelerator(config: RunConfig, world: World) -> str:
     """``gpu`` or ``cpu``, after a look at the machine (imports torch).
 
     Raises:
+        ConfigError: fp16 on a CPU.
         MachineError: No GPU, or fewer than ranks on this machine, where GPUs were asked for.
     """
     import torch
 
     wanted = config.trainer.accelerator
-    if wanted == "cpu":
-        return "cpu"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "auto" and count == 0:
+    if wanted == "cpu" or (wanted == "auto" and count == 0):
+        if config.trainer.precision == "fp16":
+            raise ConfigError(
+                Problem(
+                    "trainer.precision=fp16 needs a GPU: its loss scaling is not there on a CPU",
+                    "trainer.precision=fp32 (or bf16)",
+                )
+            )
         return "cpu"
     if count == 0:
         raise MachineError(

@@ -21,6 +21,7 @@ from fasttrain.errors import FasttrainError, Problem, TrainingError
 from fasttrain.optimizer.build import build_optimizer, set_hyperparameters
 from fasttrain.schedule.schedule import Schedule
 from fasttrain.stages import EpochPlan, Plan
+from fasttrain.trainer.epoch_steps import EpochSteps, seed_epoch
 from fasttrain.trainer.meters import RATE_SKIP_STEPS, AccuracyMeter, LossMeter, RateMeter
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5, EpochResult
 
@@ -84,8 +85,9 @@ class ClassifierModule(LightningModule):
     def configure_optimizers(self) -> Optimizer:
         return build_optimizer(self.config, self.network)
 
-    def train_dataloader(self) -> EpochLoader:
-        return EpochLoader(self)
+    def train_dataloader(self) -> EpochSteps:
+        epoch = self.epoch_plan
+        return EpochSteps(self.data_path, epoch, first=self.step - epoch.first_step)
 
     def val_dataloader(self) -> Any:
         epoch = self.epoch_plan
@@ -290,25 +292,3 @@ class ClassifierModule(LightningModule):
         self.step = step
         if step < self.plan.total_steps and step > self.plan.epoch_at(step).first_step:
             self._resumed = epoch_state
-
-
-class EpochLoader:
-    """The steps of the epoch that Lightning is about to run, from the step at which it stands."""
-
-    def __init__(self, module: ClassifierModule) -> None:
-        self._module = module
-
-        self._epoch = module.epoch_plan
-        self._first = module.step - self._epoch.first_step
-
-    def __len__(self) -> int:
-        return self._epoch.steps - self._first
-
-    def __iter__(self) -> Iterator[list[Batch]]:
-        # A generator: nothing is read before Lightning asks for the first batch, after the clock has started.
-        yield from self._module.data_path.train_epoch(self._epoch, first_step_in_epoch=self._first)
-
-
-def seed_epoch(seed: int, epoch: int, rank: int) -> None:
-    """Make the random numbers of an epoch (dropout, stochastic depth) a function of (seed, epoch, rank)."""
-    torch.manual_seed((seed * 1_000_003 + epoch) * 65_537 + rank)

@@ -48,6 +48,7 @@ def test_words_that_cannot_be_run(
         ("stages.0.batch_size=128", 2, ["stages.0.batch_size=128", "64 images"]),
         ("target.metric=top7", 2, ["target.metric", "top1", "top5"]),
         ("resume=auto", 2, ["run_dir"]),
+        ("trainer.precision=fp16", 2, ["trainer.precision=fp16", "GPU"]),
         ("trainer.num_nodes=2", 2, ["trainer.num_nodes=2", "torch.distributed.run"]),
     ],
 )

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from fasttrain import commands
 from fasttrain.config.compose import ComposedRun
-from fasttrain.report.console import configure_logging, log
-from fasttrain.report.run_dir import holds_run, open_run_dir
+from fasttrain.report.console import configure_logging
+from fasttrain.report.run_dir import continues, holds_run, open_run_dir
 from fasttrain.run import planning
 from fasttrain.run.exits import exit_code_of
 from fasttrain.strategy.launch import handed_over, launch_ranks
@@ -28,7 +28,7 @@ def train(run: ComposedRun) -> int:
     plan, schedule = planning.lay_out(config, images, world)
     run_dir, resume = planning.choose_folder(config, world)
     if world.rank == 0 and handed_over() is None:
-        open_run_dir(run_dir, resuming=resume is not None)
+        open_run_dir(run_dir, resuming=continues(run_dir, resume))
         configure_logging(run_dir, world.rank)
         planning.announce(run, images, plan, schedule)
     else:
@@ -45,9 +45,9 @@ def train(run: ComposedRun) -> int:
 
     from fasttrain.run import training
 
-    checkpoint = training.find_checkpoint(run, plan, run_dir, resume)
+    checkpoint = training.find_checkpoint(run, images, plan, run_dir, resume)
     if checkpoint is not None and training.is_finished(checkpoint, config, plan):
-        log.info("nothing to do: the run in %s is finished", run_dir)
+        training.report_finished(run, images, plan, world, run_dir, checkpoint)
         return 0
     if world.rank == 0:
         planning.save_plan(run, images, plan, schedule, run_dir)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fasttrain.config.compose import ComposedRun, compose_run, load_run
 from fasttrain.errors import ConfigError, Problem
+from fasttrain.report.console import reader_has_gone, silence_stdout
 from fasttrain.strategy.launch import end_with_parent, handed_over
 
 Train = Callable[[ComposedRun], int]
+
+# As a shell reports a process that SIGPIPE ended.
+READER_GONE = 141
 
 USAGE = """usage: fasttrain COMMAND ...
 
@@ -25,9 +30,25 @@ USAGE = """usage: fasttrain COMMAND ...
 def dispatch(arguments: list[str], train: Train) -> int:
     """Run the command that the first word names; returns the exit code.
 
+    A reader of the output that leaves early (``| head``) is no error: what it did not want is dropped.
+
     Raises:
         ConfigError: No such command, or settings that cannot be run.
     """
+    try:
+        code = _run_command(arguments, train)
+        sys.stdout.flush()
+    except BaseException as error:
+        if not reader_has_gone():
+            raise
+        silence_stdout()
+        if isinstance(error, BrokenPipeError):
+            return READER_GONE
+        raise
+    return code
+
+
+def _run_command(arguments: list[str], train: Train) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
@@ -55,8 +76,11 @@ def train_command(arguments: list[str], train: Train) -> int:
         print(help_text(config_dir=config_dir))
         return 0
     if flags.multirun:
-        from fasttrain.run.sweeping import run_sweep
+        from fasttrain.run.sweeping import print_sweep, run_sweep
 
+        if flags.cfg:
+            print_sweep(overrides, config_dir)
+            return 0
         return run_sweep(overrides, config_dir, train)
     run = compose_run(overrides, config_dir=config_dir)
     if flags.cfg:
@@ -89,14 +113,14 @@ def prepare_command(arguments: Sequence[str]) -> int:
 
 def eval_command(arguments: Sequence[str]) -> int:
     """``fasttrain eval CKPT --root PATH [--px N] [--json FILE]``."""
-    from fasttrain.run.evaluation import evaluate_checkpoint
-
     parser = argparse.ArgumentParser(prog="fasttrain eval", description="Accuracy of a checkpoint.")
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--root", type=Path, help="data set (default: the one it was trained on)")
-    parser.add_argument("--px", type=int, help="validation px (default: the last stage's)")
+    parser.add_argument("--px", type=int, help="validation px (default: those of the checkpoint's stage)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     flags = parser.parse_args(arguments)
+    from fasttrain.run.evaluation import evaluate_checkpoint
+
     print(evaluate_checkpoint(flags.checkpoint, root=flags.root, px=flags.px, json_file=flags.json))
     return 0
 

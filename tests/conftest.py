@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,22 @@ STAGES = (
     "[{epochs: 2, px: 32, min_area: 0.35, batch_size: 16, val_px: 32},"
     " {epochs: 1, px: 48, min_area: 0.35, batch_size: 32, val_px: 48}]"
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs more GPUs than there are."""
+    needs = {"gpu": 1, "multi_gpu": 2}
+    for item in items:
+        wanted = max((needs[mark.name] for mark in item.iter_markers() if mark.name in needs), default=0)
+        if wanted and wanted > _num_gpus():
+            item.add_marker(pytest.mark.skip(reason=f"needs {wanted} CUDA devices"))
+
+
+@functools.cache
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 import sys
 from typing import Any, get_args
 
 from fasttrain.config.keys import Setting, find, table_settings
 
+COMMAND_LINE = "command line"
+# Characters that Hydra's grammar, a list or a sweep gives a meaning: text with them is never guessed at.
+HAS_MEANING = re.compile(r"""[,'"\[\]{}$\\]""")
 _TRUE_WORDS = {"1", "yes", "y", "on", "t"}
 
 
@@ -108,9 +112,39 @@ def paste(key: str, value: str) -> str:
     return shlex.quote(f"{key}={value}")
 
 
+def quoted(key: str, value: str) -> str:
+    """``key="value"``, which Hydra's grammar takes whatever the value has in it."""
+    return '{}="{}"'.format(key, value.replace('"', '\\"'))
+
+
+def paste_text(key: str, value: str) -> str:
+    """``key=value`` to paste for free text, such as a path: quoted for Hydra's grammar and for the shell."""
+    return shlex.quote(quoted(key, value) if HAS_MEANING.search(value) else f"{key}={value}")
+
+
 def fix_line(setting: Setting, value: Any = None) -> str:
     """An override that would be right in the place of one with ``value``."""
     return paste(setting.key, example(setting, value))
+
+
+def fix_at(setting: Setting, where: str, value: Any = None) -> str:
+    """``fix_line``, or for a value that a user's file set the lines of YAML to write there."""
+    return written_at(setting.key, example(setting, value), where) if in_a_file(where) else fix_line(setting, value)
+
+
+def in_a_file(where: str) -> bool:
+    """Whether ``where`` is a file that a user mends, not the command line or one of the shipped options."""
+    return where not in ("", COMMAND_LINE) and not where.startswith("conf/")
+
+
+def written_at(key: str, value: str, where: str) -> str:
+    """What to write in a file: ``in recipes/x.yaml: optimizer: {lr: 0.5}``."""
+    *above, leaf = key.split(".")
+    if above == ["stages"]:
+        return f"in {where}: {value} as row {leaf} of stages"
+    if above[:1] == ["stages"]:
+        return f"in {where}: {leaf}: {value} in row {above[1]} of stages"
+    return f"in {where}: " + "".join(f"{name}: {{" for name in above) + f"{leaf}: {value}" + "}" * len(above)
 
 
 def closest(word: str, names: list[str]) -> str | None:

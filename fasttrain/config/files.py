@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from fasttrain.errors import ConfigError, Problem
 
 RECIPE = "recipe"
 NO_RECIPE = "none"
+# What a newcomer is pointed to: it needs no data of their own.
+FIRST_RECIPE = "quickstart"
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,11 @@ class OptionFiles:
         """Name and one-line description of each recipe."""
         return ((name, self._files[RECIPE][name].description) for name in self.names(RECIPE))
 
+    def first_recipe(self) -> str | None:
+        """The recipe to suggest where none is meant."""
+        names = self.names(RECIPE)
+        return FIRST_RECIPE if FIRST_RECIPE in names else next(iter(names), None)
+
     def _add(self, group: str, folder: Path, shown: str, *, shipped: bool) -> None:
         known = self._files.setdefault(group, {})
         for path in sorted(folder.glob("*.y*ml")):
@@ -115,9 +123,31 @@ class OptionFiles:
                 )
             )
             return
+        own = sorted(path.stem for path in config_dir.glob("*.y*ml"))
+        if own and not any((config_dir / group).is_dir() for group in self.groups):
+            self._add_too_low(config_dir, own)
         for group in self.groups:
             self._add(group, config_dir / group, str(config_dir / group), shipped=False)
         for folder in sorted(path for path in config_dir.iterdir() if path.is_dir()):
             meant = difflib.get_close_matches(folder.name, self.groups, n=1, cutoff=0.8)
             if meant and folder.name not in self._files and any(folder.glob("*.y*ml")):
                 self.problems.append(Problem(f"{folder}: nothing reads this folder", f"rename it to {meant[0]}/"))
+
+    def _add_too_low(self, config_dir: Path, names: list[str]) -> None:
+        """Says that a folder of files is not the one around it; its files are known, not to be missed too."""
+        folder = config_dir.resolve()
+        group = folder.name if folder.name in self.groups else RECIPE
+        self._add(group, config_dir, str(config_dir), shipped=False)
+        chosen = f"{group}={names[0] if len(names) == 1 else 'NAME'}"
+        if folder.name == group:
+            what = f"--config-dir={config_dir}: one level too low: it is the folder {group}/ itself"
+            fix = paste_words(chosen, folder.parent)
+        else:
+            what = f"--config-dir={config_dir}: has no folder {RECIPE}/; recipes lie in DIR/{RECIPE}/NAME.yaml"
+            fix = f"move them into {shlex.quote(str(config_dir / RECIPE))}/"
+        self.problems.append(Problem(what, fix))
+
+
+def paste_words(choice: str, config_dir: Path) -> str:
+    """``recipe=NAME --config-dir DIR`` as a shell takes it."""
+    return f"{choice} --config-dir {shlex.quote(str(config_dir))}"

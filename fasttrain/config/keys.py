@@ -17,6 +17,23 @@ Kinds = Mapping[str, str | None]
 
 STAGE_ROW = "stages."
 
+# What other programs call a setting; the last part of its key here.
+OTHER_NAMES = {
+    "learning_rate": "lr",
+    "max_lr": "lr",
+    "wd": "weight_decay",
+    "bs": "batch_size",
+    "batchsize": "batch_size",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "image_size": "px",
+    "img_size": "px",
+    "num_workers": "workers",
+    "gpus": "devices",
+    "num_gpus": "devices",
+    "smoothing": "label_smoothing",
+}
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -150,7 +167,7 @@ def alternatives(key: str, kinds: Kinds) -> list[str]:
     if above:
         return above
     keys = free + [s.key for s in table_settings(StageConfig, f"{STAGE_ROW}0.").values()]
-    group, leaf = key.partition(".")[0], _leaf(key)
+    group, leaf = key.partition(".")[0], OTHER_NAMES.get(_leaf(key), _leaf(key))
     in_group = [name for name in keys if "." in key and name.startswith(f"{group}.")]
     same_leaf = [name for name in keys if _leaf(name) == leaf]
     return (

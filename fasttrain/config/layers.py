@@ -6,6 +6,7 @@ Hydra merges them; what it says about a file that is wrong is not for users, so 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,8 +16,8 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from fasttrain.config.describe import closest
-from fasttrain.config.files import NO_RECIPE, RECIPE, OptionFile, OptionFiles
+from fasttrain.config.describe import closest, in_a_file
+from fasttrain.config.files import NO_RECIPE, RECIPE, OptionFile, OptionFiles, paste_words
 from fasttrain.config.flat import flatten
 from fasttrain.config.keys import find
 from fasttrain.errors import ConfigError, Problem
@@ -181,12 +182,16 @@ def check_choice(group: str, name: str, files: OptionFiles, where: str) -> Probl
         fix = f"optimizer={names[0]}, or by its class name: optimizer=torch optimizer.name=AdamW"
     else:
         fix = f"{group}={meant or names[0]}"
+    if in_a_file(where) and len(names) > 1:
+        fix = f"in {where}: defaults: [override /{group}: {meant or names[0]}]"
     return Problem(f"{group}={name}: no such option of {group}{hint} (options: {', '.join(names)})", fix, where)
 
 
 def _check_recipe(name: str, files: OptionFiles) -> Problem | None:
     if files.get(RECIPE, name):
         return files.clash(RECIPE, name)
+    if name.endswith((".yaml", ".yml")) and Path(name).expanduser().is_file():
+        return _recipe_by_path(name, files)
     known = dict(files.recipes())
     meant = closest(name.rpartition("/")[2].removesuffix(".yaml"), list(known))
     if name == NO_RECIPE:
@@ -196,6 +201,20 @@ def _check_recipe(name: str, files: OptionFiles) -> Problem | None:
     width = max((len(recipe) for recipe in known), default=0)
     rows = "".join(f"\n    {recipe:{width}}  {about}".rstrip() for recipe, about in known.items())
     own = "own recipes: --config-dir DIR recipe=NAME, with DIR/recipe/NAME.yaml"
-    pick = meant or next(iter(known), None)
+    pick = meant or files.first_recipe()
     fix = f"recipe={pick}" if pick else own
     return Problem(f"{what}; recipes:{rows}\n    {own}" if known else f"{what}; there are none", fix)
+
+
+def _recipe_by_path(name: str, files: OptionFiles) -> Problem:
+    """The problem of ``recipe=folder/NAME.yaml``: recipes are chosen by name."""
+    path = Path(name).expanduser().resolve()
+    what = f"recipe={name}: a recipe is chosen by its name, not by its path"
+    known = files.get(RECIPE, path.stem)
+    if known and known.path == path:
+        return Problem(what, f"recipe={path.stem}")
+    choice, folder = f"recipe={path.stem}", path.parent
+    if folder.name == RECIPE:
+        return Problem(what, paste_words(choice, folder.parent))
+    target = shlex.quote(str(folder / RECIPE))
+    return Problem(what, f"move it into {target}/, then {paste_words(choice, folder)}")

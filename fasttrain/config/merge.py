@@ -13,8 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fasttrain.config.describe import quoted
 from fasttrain.config.files import NO_RECIPE, RECIPE, OptionFiles
-from fasttrain.config.overrides import quoted
 from fasttrain.config.selection import Selection
 from fasttrain.errors import ConfigError, Problem
 

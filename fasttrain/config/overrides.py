@@ -7,6 +7,7 @@ Text that the grammar has no place for but that can only mean itself is taken as
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,15 +16,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from fasttrain.config.describe import example, expected, fix_line, paste
+from fasttrain.config.describe import COMMAND_LINE, HAS_MEANING, example, expected, fix_line, paste, quoted
 from fasttrain.config.files import RECIPE, OptionFiles
 from fasttrain.config.keys import Setting, find, shown
 from fasttrain.config.unknown import unknown_key
 from fasttrain.errors import Problem
-
-COMMAND_LINE = "command line"
-# Characters that Hydra's grammar, a list or a sweep gives a meaning: text with them is never guessed at.
-_HAS_MEANING = re.compile(r"""[,'"\[\]{}$\\]""")
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,8 @@ def read_overrides(overrides: Sequence[str], files: OptionFiles) -> CommandLine:
     """Reads overrides for one run (no sweep); the last of several for one key counts."""
     line = CommandLine()
     parser = OverridesParser.create()
+    overrides, flags = take_flags(overrides, files)
+    line.problems += flags
     for index, text in enumerate(overrides):
         found = parse_override(parser, text, files, overrides[index - 1] if index else "")
         if isinstance(found, Override) and found.is_sweep_override():
@@ -58,6 +57,41 @@ def read_overrides(overrides: Sequence[str], files: OptionFiles) -> CommandLine:
         else:
             _sort_in(found, text, files, line)
     return line
+
+
+def take_flags(overrides: Sequence[str], files: OptionFiles) -> tuple[list[str], list[Problem]]:
+    """Overrides with flags as other programs have them put right, and a problem for each.
+
+    ``--recipe quickstart`` becomes ``recipe=quickstart``: what is wrong with the rest can still be told.
+    """
+    words: list[str] = []
+    problems = []
+    rest = iter(range(len(overrides)))
+    for index in rest:
+        text = overrides[index]
+        key = text.lstrip("-")
+        setting = find(key, {})
+        if key == text or (setting is None and key not in files.groups):
+            words.append(text)
+            continue
+        after = overrides[index + 1] if index + 1 < len(overrides) else None
+        if after is None or "=" in after or after.startswith("-"):
+            fix = _a_value(key, setting, files)
+        else:
+            fix, text = paste(key, after), f"{text} {after}"
+            words.append(f"{key}={after}")
+            next(rest)
+        problems.append(Problem(f"{text}: not a setting; settings are written KEY=VALUE", fix, COMMAND_LINE))
+    return words, problems
+
+
+def _a_value(key: str, setting: Setting | None, files: OptionFiles) -> str:
+    """``key=VALUE`` with a value that the key takes: true for a switch."""
+    if key == RECIPE:
+        return f"{RECIPE}={files.first_recipe()}"
+    if setting is None or key in files.groups:
+        return f"{key}={files.names(key)[0]}"
+    return paste(key, "true") if setting.base is bool else fix_line(setting)
 
 
 def _sort_in(override: Override, text: str, files: OptionFiles, line: CommandLine) -> None:
@@ -101,14 +135,9 @@ def _parse(parser: OverridesParser, text: str, files: OptionFiles, before: str) 
     if not equals or not re.fullmatch(r"~?[A-Za-z_]\w*([./]\w+)*", name):
         return _no_setting(text, files, before)
     setting = _text_setting(name, files)
-    if setting is not None and not _HAS_MEANING.search(value):
+    if setting is not None and not HAS_MEANING.search(value):
         return parser.parse_override(quoted(key, value))
     return _unreadable(name, value)
-
-
-def quoted(key: str, value: str) -> str:
-    """``key="value"``, which Hydra's grammar takes whatever the value has in it."""
-    return '{}="{}"'.format(key, value.replace('"', '\\"'))
 
 
 def _text_setting(key: str, files: OptionFiles) -> Setting | None:
@@ -131,9 +160,10 @@ def _no_setting(text: str, files: OptionFiles, before: str) -> Problem:
     if not equals and files.get(RECIPE, text):
         return Problem(what, f"recipe={text}", COMMAND_LINE)
     if not equals and bare in files.groups:
-        return Problem(f"{text}: no value is given", f"{text}={files.names(bare)[0]}", COMMAND_LINE)
+        return Problem(f"{text}: no value is given", _a_value(bare, setting, files), COMMAND_LINE)
     if setting:
-        return Problem(f"{text}: no value is given; expected {expected(setting)}", fix_line(setting), COMMAND_LINE)
+        fix = _a_value(bare, setting, files)
+        return Problem(f"{text}: no value is given; expected {expected(setting)}", fix, COMMAND_LINE)
     cut = find(before.partition("=")[0], {})
     if not equals and cut is not None and cut.is_free_text and cut.key != RECIPE:
         return Problem(f"{what}; a value with blanks needs quotes", f"'{before} {text}'", COMMAND_LINE)
@@ -151,7 +181,7 @@ def _unreadable(key: str, value: str) -> Problem:
 
 
 def _in_quotes(key: str, value: str) -> str:
-    return paste(key, '"{}"'.format(value.strip("'\"").replace('"', '\\"')))
+    return shlex.quote(quoted(key, value.strip("'\"")))
 
 
 def _check_form(override: Override, text: str, files: OptionFiles) -> Problem | None:

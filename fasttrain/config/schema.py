@@ -87,7 +87,7 @@ class TargetConfig:
 @dataclass(frozen=True)
 class DataConfig:
     kind: str = option("imagefolder", "cifar10", "shapes")
-    root: str | None = path("/path/to/imagenet")
+    root: str | None = path("/path/to/images")
     backend: str = choice("auto", "dali", "torchvision", "synthetic")
     workers: int = number(ge=0, le=256, unit="threads of a rank", example="8")
     holdout_frac: float = number(ge=0, lt=1, unit="share of the training images", example="0.1")

@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override, RangeSweep
 
 from fasttrain.config.compose import ComposedRun, compose_run
 from fasttrain.config.files import OptionFiles
-from fasttrain.config.overrides import COMMAND_LINE, parse_override
+from fasttrain.config.overrides import COMMAND_LINE, parse_override, take_flags
 from fasttrain.errors import ConfigError, Problem
 
 # More are a slip (a range without an end in sight), and composing them would take minutes.
@@ -57,7 +57,8 @@ def expand_sweep(
     """
     files = OptionFiles(config_dir, recipe_dirs)
     parser = OverridesParser.create()
-    parsed, problems = [], []
+    parsed: list[Override] = []
+    overrides, problems = take_flags(overrides, files)
     for index, text in enumerate(overrides):
         found = parse_override(parser, text, files, overrides[index - 1] if index else "")
         if isinstance(found, Problem):

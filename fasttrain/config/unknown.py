@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 
-from fasttrain.config.describe import any_of, example, paste
+from fasttrain.config.describe import COMMAND_LINE, any_of, closest, example, paste, written_at
 from fasttrain.config.keys import Kinds, alternatives, find, owners, settings, shown, table_settings
 from fasttrain.config.schema import OPTIONS, RunConfig, StageConfig
 from fasttrain.errors import Problem
@@ -21,15 +22,24 @@ def unknown_key(key: str, given: str, kinds: Kinds, where: str) -> Problem:
     """
     if re.match(r"stages\.\d", key):
         return _unknown_in_row(key, given, where)
-    what = f"{shown(key)}={given}" if where == "command line" else shown(key)
+    what = f"{shown(key)}={given}" if where == COMMAND_LINE else shown(key)
     group, _, rest = key.partition(".")
+    if where != COMMAND_LINE and rest and find(key, kinds) is not None:
+        return Problem(f"{what}: a key with a dot is not read in a file", written_at(key, given, where), where)
+    table = _meant_table(key, where)
+    if table:
+        fix = paste(table, given) if where == COMMAND_LINE else written_at(table, given, where)
+        return Problem(f"{what}: no such setting; did you mean {table}?", fix, where)
     belongs = owners(key)
     if belongs:
         return _of_another_option(what, key, given, belongs, kinds, where)
     stage_key = rest if group == "stages" else key
     if stage_key in table_settings(StageConfig, ""):
         fix = f"stages.0.{stage_key}={given}"
-        what = f"{what}: {stage_key} is set for each stage; {fix} sets it for the first"
+        what = f"{what}: {stage_key} is set for each stage"
+        if where != COMMAND_LINE:
+            return Problem(what, written_at(f"stages.0.{stage_key}", given, where), where)
+        what = f"{what}; {fix} sets it for the first"
         return Problem(what, fix, where)
     meant = alternatives(key, kinds)
     if not meant:
@@ -37,16 +47,19 @@ def unknown_key(key: str, given: str, kinds: Kinds, where: str) -> Problem:
     setting = find(meant[0], kinds)
     assert setting is not None
     value = given or example(setting)
-    fix = paste(meant[0], value) if where == "command line" else _as_yaml(meant[0], value)
+    fix = paste(meant[0], value) if where == COMMAND_LINE else written_at(meant[0], value, where)
     names = any_of([_for_each_stage(name) for name in meant[:4]])
     return Problem(f"{what}: no such setting; did you mean {names}?", fix, where)
 
 
-def _as_yaml(key: str, value: str) -> str:
-    *above, leaf = key.split(".")
-    if above[:1] == ["stages"]:
-        return f"{leaf}: {value} in the rows of stages"
-    return "".join(f"{name}: {{" for name in above) + f"{leaf}: {value}" + "}" * len(above)
+def _meant_table(key: str, where: str) -> str | None:
+    """The part of a run that a misspelt word without a dot names: an option's group, or a table of a file."""
+    if "." in key:
+        return None
+    tables = [name for name, setting in table_settings(RunConfig, "").items() if setting.is_table]
+    names = ["recipe", *tables] if where == COMMAND_LINE else ["defaults", "stages", *tables]
+    meant = closest(key, names)
+    return meant if meant and difflib.SequenceMatcher(None, key.lower(), meant).ratio() >= 0.8 else None
 
 
 def _unknown_in_row(key: str, given: str, where: str) -> Problem:
@@ -57,10 +70,10 @@ def _unknown_in_row(key: str, given: str, where: str) -> Problem:
     hint = f"; did you mean {meant[0]}?" if meant else ""
     what = f"{shown(key)}={given}: a stage has no {name}{hint} (a stage has {', '.join(known)})"
     pick = meant[0] if meant else None
-    if where == "command line":
+    if where == COMMAND_LINE:
         fix = f"{row}.{pick}={given}" if pick else "leave it out"
     else:
-        fix = f"{pick}: {given}" if pick else "take it out"
+        fix = written_at(f"{row}.{pick}", given, where) if pick else f"take it out of {where}"
     return Problem(what, fix, where)
 
 
@@ -71,7 +84,7 @@ def _for_each_stage(name: str) -> str:
 def _of_another_option(what: str, key: str, given: str, belongs: list[str], kinds: Kinds, where: str) -> Problem:
     group = key.partition(".")[0]
     what = f"{what}: belongs to {group}={any_of(belongs)}; this run has {group}={kinds.get(group)}"
-    if where == "command line":
+    if where == COMMAND_LINE:
         return Problem(what, f"{group}={belongs[0]} {paste(key, given)}, or leave it out", where)
     fix = "take it out; what belongs to one option is set on the command line, or in an option of your own"
     return Problem(what, fix, where)

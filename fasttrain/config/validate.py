@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_args
 
-from fasttrain.config.describe import expected, fix_line, in_bounds
+from fasttrain.config.describe import expected, fix_at, in_bounds
 from fasttrain.config.keys import Kinds, Setting, option_classes, shown, stage_kinds, table_settings
 from fasttrain.config.schema import OPTIONS, RunConfig
 from fasttrain.config.unknown import unknown_key
@@ -21,7 +21,7 @@ class Origins:
     """Where each value came from, and how it was written.
 
     Attributes:
-        sources: By dotted key; a key without an entry has that of the nearest key above it.
+        sources: By dotted key; a key without an entry has that of the last below it, or of the nearest above.
         given: Values as typed on the command line.
     """
 
@@ -30,6 +30,8 @@ class Origins:
     default: str = ""
 
     def where(self, key: str) -> str:
+        if key not in self.sources and (below := [name for name in self.sources if name.startswith(f"{key}.")]):
+            return self.sources[below[-1]]
         while key:
             if key in self.sources:
                 return self.sources[key]
@@ -87,7 +89,7 @@ class Validator:
     def _missing(self, setting: Setting, prefix: str) -> Any:
         where = self._origins.where(prefix.rstrip("."))
         what = f"{shown(setting.key)}: not given; expected {expected(setting)}"
-        fix = "build on an option: defaults: [NAME, _self_]" if setting.by_option else fix_line(setting)
+        fix = "build on an option: defaults: [NAME, _self_]" if setting.by_option else fix_at(setting, where)
         self.problems.append(Problem(what, fix, where))
         return _NOTHING
 
@@ -133,7 +135,8 @@ class Validator:
     def _wrong(self, setting: Setting, value: Any) -> None:
         given = self._origins.text(setting.key, value)
         what = f"{shown(setting.key)}={given}: expected {expected(setting)}"
-        self.problems.append(Problem(what, fix_line(setting, value), self._origins.where(setting.key)))
+        where = self._origins.where(setting.key)
+        self.problems.append(Problem(what, fix_at(setting, where, value), where))
 
 
 def _text(setting: Setting, value: Any) -> Any:

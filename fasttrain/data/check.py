@@ -5,6 +5,10 @@ from __future__ import annotations
 from fasttrain.config.schema import DataConfig, RunConfig
 from fasttrain.errors import Problem
 
+# Training and validation images and classes of the published sets.
+_IMAGENET = (1281167, 50000, 1000)
+_CIFAR10 = (50000, 10000, 10)
+
 
 def check(config: RunConfig) -> list[Problem]:
     """Rules between keys."""
@@ -32,7 +36,7 @@ def check(config: RunConfig) -> list[Problem]:
 
 def no_counts(data: DataConfig) -> list[Problem]:
     """The problem of a run without images whose config does not say how many there would be."""
-    counts = {
+    counts: dict[str, int | None] = {
         "data.num_train": data.num_train,
         "data.num_val": data.num_val if data.holdout_frac == 0 else 0,
         "data.num_classes": data.num_classes,
@@ -41,7 +45,8 @@ def no_counts(data: DataConfig) -> list[Problem]:
     if not missing:
         return []
     why = "data.backend=synthetic" if data.backend == "synthetic" else f"data.root={data.root or 'null'}"
-    examples = {"data.num_train": 1281167, "data.num_val": 50000, "data.num_classes": 1000}
+    known = _CIFAR10 if data.kind == "cifar10" else _IMAGENET
+    examples = dict(zip(("data.num_train", "data.num_val", "data.num_classes"), known, strict=True))
     return [
         Problem(
             f"{why}: there are no images to count, so {', '.join(missing)} cannot be null",
@@ -50,11 +55,20 @@ def no_counts(data: DataConfig) -> list[Problem]:
     ]
 
 
+def no_root(data: DataConfig) -> Problem:
+    """The problem of a run that needs images and names no folder of them."""
+    if data.kind == "cifar10":
+        folder = "/path/to/cifar10"
+    else:
+        folder = "/path/to/imagenet" if data.num_train == _IMAGENET[0] else "/path/to/images"
+    return Problem("data.root=null: expected the folder of the images", f"data.root={folder}")
+
+
 def _check_source(config: RunConfig) -> list[Problem]:
     """Images must be somewhere, or be counted in the config."""
     data = config.data
     if data.backend != "synthetic" and data.root is not None:
         return []
     if data.backend != "synthetic" and not config.dry_run:
-        return [Problem("data.root=null: expected the folder of the images", "data.root=/path/to/imagenet")]
+        return [no_root(data)]
     return no_counts(data)

@@ -7,11 +7,13 @@ Source: https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version".
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fasttrain.config.describe import paste_text
 from fasttrain.errors import DataError, Problem
 
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
@@ -41,7 +43,7 @@ def read_cifar10(root: str, *, with_val: bool = True) -> Cifar10:
     files = [*TRAIN_FILES, *(VAL_FILES if with_val else ())]
     missing = [name for name in files if not os.path.isfile(os.path.join(root, name))]
     if missing:
-        raise DataError(_missing_files(root, missing))
+        raise DataError(missing_files(root, missing))
     problems = [problem for name in files if (problem := _check(os.path.join(root, name)))]
     if problems:
         raise DataError(problems)
@@ -50,17 +52,19 @@ def read_cifar10(root: str, *, with_val: bool = True) -> Cifar10:
     return Cifar10(_class_names(root), train_labels, train_images, val_labels, val_images)
 
 
-def _missing_files(root: str, missing: list[str]) -> Problem:
+def missing_files(root: str, missing: list[str]) -> Problem:
+    """Why ``root`` is not the folder that holds the files, of which it lacks ``missing``."""
     where = f"data.root={root}"
     if not os.path.isdir(root):
         return Problem(f"{where}: no such folder", "data.root=PATH of the folder that holds data_batch_1.bin")
     try:
         entries = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     except OSError as error:
-        return Problem(f"{where} cannot be read: {error.strerror}", f"chmod -R a+rX '{root}'")
+        return Problem(f"{where} cannot be read: {error.strerror}", f"chmod -R a+rX {shlex.quote(root)}")
     for name in entries:
         if os.path.isfile(os.path.join(root, name, TRAIN_FILES[0])):
-            return Problem(f"{where} is one level too high: the files are in {name}/", f"data.root={root}/{name}")
+            fix = paste_text("data.root", os.path.join(root, name))
+            return Problem(f"{where} is one level too high: the files are in {name}/", fix)
     if "train" in entries:
         return Problem(f"{where} is a folder of images, data=cifar10 reads binary files", "data=imagefolder")
     if os.path.isfile(os.path.join(root, "data_batch_1")):
@@ -103,8 +107,14 @@ def _read(root: str, names: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray
 def _class_names(root: str) -> tuple[str, ...]:
     path = os.path.join(root, NAMES_FILE)
     if os.path.isfile(path):
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             names = tuple(line.strip() for line in file if line.strip())
-        if len(names) == NUM_CLASSES:
-            return names
+        if len(names) != NUM_CLASSES:
+            raise DataError(
+                Problem(
+                    f"{path} has {len(names)} names of classes, expected {NUM_CLASSES}, one a line",
+                    "unpack it again (data/README.md), or remove it to call the classes 0 to 9",
+                )
+            )
+        return names
     return tuple(str(label) for label in range(NUM_CLASSES))

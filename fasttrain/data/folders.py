@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -98,7 +99,7 @@ def _read_split(folder: str) -> _SplitFolder:
         raise DataError(
             Problem(
                 f"{error.filename or folder} cannot be read: {error.strerror}",
-                f"chmod -R a+rX '{os.path.dirname(folder)}'",
+                f"chmod -R a+rX {shlex.quote(os.path.dirname(folder))}",
             )
         ) from error
     for _, others in listed:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 
+from fasttrain.config.describe import paste_text
 from fasttrain.data.cifar10 import TRAIN_FILES
 from fasttrain.errors import Problem
 
@@ -39,7 +41,7 @@ def find_layout_problem(root: str, *, with_val: bool, kind: str) -> Problem | No
     """Why ``root`` is not the folder that holds ``train/`` and, where it is needed, ``val/``."""
     where = f"data.root={root}"
     if not os.path.lexists(root):
-        fix = f"fasttrain prepare shapes --root '{root}'" if kind == "shapes" else _right_path(root)
+        fix = f"fasttrain prepare shapes --root {shlex.quote(root)}" if kind == "shapes" else _right_path(root)
         return Problem(f"{where}: no such folder", fix)
     if not os.path.exists(root):
         return Problem(f"{where} is a link to {os.readlink(root)}, which is not there", "data.root=PATH")
@@ -51,7 +53,7 @@ def find_layout_problem(root: str, *, with_val: bool, kind: str) -> Problem | No
         if "train" not in folders:
             return _without_train(root, entries, folders)
     except OSError as error:
-        return Problem(f"{where} cannot be read: {error.strerror}", f"chmod -R a+rX '{root}'")
+        return Problem(f"{where} cannot be read: {error.strerror}", f"chmod -R a+rX {shlex.quote(root)}")
     if with_val and "val" not in folders:
         return _without_val(root, folders)
     return None
@@ -79,22 +81,22 @@ def _without_train(root: str, entries: list[os.DirEntry[str]], folders: list[str
     if below:
         return Problem(
             f"{where} is one level too high: train/ and val/ are in {', '.join(below[:5])}/",
-            " or ".join(f"data.root={os.path.join(root, name)}" for name in below[:5]),
+            " or ".join(paste_text("data.root", os.path.join(root, name)) for name in below[:5]),
         )
     for above in (parent, os.path.dirname(parent)):
         if _has_splits(above):
-            return Problem(f"{where} is too low: train/ and val/ are in {above}", f"data.root={above}")
+            return Problem(f"{where} is too low: train/ and val/ are in {above}", paste_text("data.root", above))
     if any(entry.name == TRAIN_FILES[0] for entry in entries):
         return Problem(f"{where} holds CIFAR-10's binary files, not folders of images", "data=cifar10")
     if os.path.basename(root) == "train":
         return Problem(
             f"{where} is too low: it is the training split itself, and there is no val/ beside it",
-            f"data.root={parent} {HOLD_OUT}",
+            f"{paste_text('data.root', parent)} {HOLD_OUT}",
         )
     if any(_has_image(os.path.join(root, name)) for name in folders[:5]):
         return Problem(
             f"{where} has class folders ({', '.join(folders[:3])}, ...) but no train/ and val/ around them",
-            f"move them into '{root}/train/', then {HOLD_OUT}",
+            f"move them into {shlex.quote(f'{root}/train/')}, then {HOLD_OUT}",
         )
     if _has_image(root):
         return Problem(
@@ -110,7 +112,7 @@ def _without_val(root: str, folders: list[str]) -> Problem:
     if other:
         return Problem(
             f"data.root={root} has no val/ folder, but {other}/",
-            f"ln -s {other} '{root}/val' to validate on it, or {HOLD_OUT}",
+            f"ln -s {other} {shlex.quote(f'{root}/val')} to validate on it, or {HOLD_OUT}",
         )
     return Problem(f"data.root={root} has train/ but no val/", f"add val/CLASS/ folders, or {HOLD_OUT}")
 

@@ -37,7 +37,13 @@ class Batches(Protocol):
 
 
 class DataPath(Protocol):
-    """What the trainer asks for images."""
+    """What the trainer asks for images.
+
+    Attributes:
+        backend: Makes the pixels.
+    """
+
+    backend: Backend
 
     def train_epoch(self, epoch: EpochPlan, *, first_step_in_epoch: int = 0) -> Iterator[list[Batch]]:
         """One item for each optimizer step: this rank's micro-batches.

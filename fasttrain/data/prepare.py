@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from fasttrain.data.layout import HOLD_OUT
 from fasttrain.errors import ConfigError, DataError, Problem
 
 SHAPES_ROOT = "data/shapes"  # as in conf/data/shapes.yaml
@@ -91,10 +93,38 @@ def prepare(name: str, root: Path | None, *, check: bool = False) -> str:
         meant = f"; did you mean {close[0]}?" if close else ""
         fix = f"fasttrain prepare {close[0] if close else 'NAME'} (names: {', '.join(NAMES)})"
         raise ConfigError(Problem(f"prepare {name}: no such data set{meant}", fix))
-    if name == "shapes":
-        return _prepare_shapes(Path(SHAPES_ROOT) if root is None else root, check=check)
-    if not check:
+    if not check and name != "shapes":
         return _how_to_get(name, root)
+    try:
+        if name == "shapes":
+            return _prepare_shapes(Path(SHAPES_ROOT) if root is None else root, check=check)
+        return _check_published(name, root)
+    except DataError as error:
+        raise as_flags(error, f"fasttrain prepare {name} --root PATH") from error
+
+
+def as_flags(error: DataError, command: str) -> DataError:
+    """The same error in words for a command that takes ``--root PATH`` and no settings (``data.root=PATH``).
+
+    Args:
+        error: What the scanner says.
+        command: What to type where the scanner's fix is settings only.
+    """
+    return DataError([_problem_as_flags(problem, command) for problem in error.problems])
+
+
+def _problem_as_flags(problem: Problem, command: str) -> Problem:
+    what = re.sub(r"\bdata=(\w+) reads", r"\1 reads", problem.what)
+    # Holding out a part of train/ is the trainer's to do.
+    fix = re.sub(rf"(?:,? ?\b(?:or|then) | )?{re.escape(HOLD_OUT)}", "", problem.fix)
+    if re.fullmatch(r"data=\w+", fix):
+        fix = f"{command} of the set that it names"
+    fix = re.sub(r" *# the next run makes it again, or: .*", "", fix)
+    what, fix = (text.replace("data.root=", "--root ") for text in (what, fix))
+    return Problem(what, fix or command, problem.where)
+
+
+def _check_published(name: str, root: Path | None) -> str:
     if root is None:
         raise ConfigError(
             Problem(f"prepare {name} --check: which folder?", f"fasttrain prepare {name} --root PATH --check")

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasttrain.config.schema import RunConfig
-from fasttrain.data.check import no_counts
-from fasttrain.data.cifar10 import read_cifar10
+from fasttrain.data.check import no_counts, no_root
+from fasttrain.data.cifar10 import missing_files, read_cifar10
 from fasttrain.data.folders import read_image_folder
+from fasttrain.data.layout import find_layout_problem
 from fasttrain.errors import DataError, Problem
 
 # Of the generator that chooses the held-out images: the same ones for every seed of a run.
@@ -106,7 +107,7 @@ def scan(config: RunConfig) -> Scan:
     if data.backend == "synthetic" or (config.dry_run and not os.path.lexists(root)):
         return _expected(config, root)
     if not root:
-        raise DataError(Problem("data.root=null: expected the folder of the images", "data.root=/path/to/imagenet"))
+        raise DataError(no_root(data))
     with_val = data.holdout_frac == 0
     notes: tuple[str, ...]
     if data.kind == "cifar10":
@@ -154,8 +155,9 @@ def _labels(counts: Sequence[int]) -> NDArray[np.int64]:
 
 def _expected(config: RunConfig, root: str) -> Scan:
     data = config.data
+    gone = bool(root) and data.backend != "synthetic"
     if problems := no_counts(data):
-        raise DataError(problems)
+        raise DataError(_no_folder(config, root) if gone else problems)
     assert data.num_train is not None
     assert data.num_classes is not None
     train, val = data.num_train, data.num_val or 0
@@ -165,7 +167,17 @@ def _expected(config: RunConfig, root: str) -> Scan:
         val = min(max(1, round(train * data.holdout_frac)), train - 1)
         train -= val
     counts = Counts(train, val, data.num_classes)
-    return Scan(root, (), Split(), Split(), "expected", counts)
+    notes = (f"data.root={root} does not exist; the recipe's counts are used",) if gone else ()
+    return Scan(root, (), Split(), Split(), "expected", counts, notes)
+
+
+def _no_folder(config: RunConfig, root: str) -> list[Problem]:
+    """What is wrong with a ``data.root`` that is not there, as a run that needs its images says it."""
+    data = config.data
+    if data.kind == "cifar10":
+        return [missing_files(root, [])]
+    problem = find_layout_problem(root, with_val=data.holdout_frac == 0, kind=data.kind)
+    return [problem] if problem else []
 
 
 def _compare(config: RunConfig, found: Counts, root: str) -> list[Problem]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from fasttrain.config.schema import ModelConfig
 from fasttrain.errors import ConfigError, MachineError, Problem
-from fasttrain.model import batchnorm
+from fasttrain.model import batchnorm, hub
 from fasttrain.model.head import init_head
 from fasttrain.model.weights import load_weights
 
@@ -57,6 +57,8 @@ def meta_model(config: ModelConfig, num_classes: int) -> nn.Module:
     """
     if not timm.is_model(config.name):
         raise ConfigError(unknown_network(config.name))
+    if not _has_tag(config.name):
+        raise ConfigError(_unknown_tag(config.name))
     try:
         with torch.device("meta"):
             return timm.create_model(config.name, num_classes=num_classes, **dict(config.args))
@@ -80,18 +82,39 @@ def unknown_network(name: str) -> Problem:
     return Problem(f"model.name={name}: timm {timm.__version__} has no such network", fix or every)
 
 
-def _create(config: ModelConfig, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
+def _has_tag(name: str) -> bool:
+    """Whether timm knows the weights that a name has behind its dot; true without a dot."""
     try:
-        return timm.create_model(config.name, pretrained=config.pretrained, num_classes=num_classes, **arguments)
+        timm.models.get_pretrained_cfg(name)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _unknown_tag(name: str) -> Problem:
+    network, _, tag = name.partition(".")
+    known = [found for found in timm.list_pretrained(f"{network}.*") if found.startswith(f"{network}.")]
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    tags = f" (it has {', '.join(found.partition('.')[2] for found in known)})" if known else ""
+    fix = " or ".join(f"model.name={found}" for found in [network, *close])
+    return Problem(f"model.name={name}: timm {timm.__version__} has no weights {tag} of {network}{tags}", fix)
+
+
+def _create(config: ModelConfig, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
+    if config.pretrained and (unreachable := hub.unreachable(config.name)):
+        raise MachineError(_cannot_fetch(config.name, unreachable))
+    try:
+        with hub.quiet():
+            return timm.create_model(config.name, pretrained=config.pretrained, num_classes=num_classes, **arguments)
     except Exception as error:  # the hub client's errors share no base class
         if not config.pretrained:
             raise
-        raise MachineError(
-            Problem(
-                f"model.pretrained=true: cannot fetch the weights of {config.name}: {_first_line(error)}",
-                "model.init_from=FILE with weights that are on this machine, or model.pretrained=false",
-            )
-        ) from error
+        raise MachineError(_cannot_fetch(config.name, _first_line(error))) from error
+
+
+def _cannot_fetch(name: str, reason: str) -> Problem:
+    what = f"model.pretrained=true: cannot fetch the weights of {name}: {reason}"
+    return Problem(what, "model.pretrained=false")
 
 
 def _refused_arguments(config: ModelConfig, error: Exception) -> Problem:

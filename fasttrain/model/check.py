@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasttrain.config.schema import RunConfig
 from fasttrain.errors import ConfigError, Problem
+from fasttrain.stages import accumulation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,7 +80,7 @@ def check_libraries(config: RunConfig, num_classes: int) -> list[Problem]:
         model = meta_model(config.model, num_classes)
     except ConfigError as error:
         return error.problems
-    return [*_check_options(config, model), *_check_sizes(config, model)]
+    return [*_check_options(config, model), *_check_micro_batches(config, model), *_check_sizes(config, model)]
 
 
 def _check_options(config: RunConfig, model: nn.Module) -> list[Problem]:
@@ -106,6 +108,51 @@ def _check_options(config: RunConfig, model: nn.Module) -> list[Problem]:
         except ConfigError as error:
             problems += error.problems
     return problems
+
+
+def _check_micro_batches(config: RunConfig, model: nn.Module) -> list[Problem]:
+    """BatchNorm takes its statistics over a micro-batch: of one image there are none."""
+    from fasttrain.model.batchnorm import batchnorms
+
+    if not batchnorms(model):
+        return []
+    bound = config.trainer.device_batch_size
+    ranks = config.trainer.devices * config.trainer.num_nodes
+    problems = []
+    divided: dict[int, int] = {}
+    for row, stage in enumerate(config.stages):
+        images, rest = divmod(stage.batch_size, ranks)
+        # A batch that does not divide over the ranks is the stage table's own problem.
+        if rest or images // accumulation(images, bound) > 1:
+            continue
+        if images > 1:
+            divided[row] = images
+            continue
+        key = f"stages.{row}.batch_size"
+        what = f"{key}={stage.batch_size}: one image on each of {ranks} devices, {config.model.name} has BatchNorm"
+        problems.append(Problem(f"{what}, which needs at least 2", f"{key}={2 * ranks}"))
+    if divided:
+        problems.append(_one_image_at_once(config, divided, ranks))
+    return problems
+
+
+def _one_image_at_once(config: RunConfig, divided: Mapping[int, int], ranks: int) -> Problem:
+    """The problem of rows whose images on a device, ``divided`` by row, fall to micro-batches of one."""
+    bound = config.trainer.device_batch_size
+    assert bound is not None
+    row, images = next(iter(divided.items()))
+    fix = f"trainer.device_batch_size={max(map(_smallest_factor, divided.values()))}"
+    if bound > 1:  # an even number of images halves at least, whatever the bound
+        fix += " or " + " ".join(f"stages.{row}.batch_size={(n - 1) * ranks}" for row, n in divided.items())
+    what = (
+        f"trainer.device_batch_size={bound}: the {images} images of a device in a step of stages[{row}] are taken "
+        f"one at a time, and {config.model.name} has BatchNorm, which needs at least 2"
+    )
+    return Problem(what, fix)
+
+
+def _smallest_factor(number: int) -> int:
+    return next(factor for factor in range(2, number + 1) if number % factor == 0)
 
 
 def _check_sizes(config: RunConfig, model: nn.Module) -> list[Problem]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,9 +52,9 @@ def read_state_dict(path: str) -> dict[str, torch.Tensor]:
         raise ConfigError(
             Problem(f"model.init_from={path}: no such file", "model.init_from=PATH of a checkpoint")
         ) from None
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(Problem(f"model.init_from={path}: not a readable checkpoint: {reason}")) from error
+    except Exception as error:  # what reads the bytes of any file raises what it likes
+        what = f"model.init_from={path}: not a readable checkpoint: {_why_unreadable(path, error)}"
+        raise ConfigError(Problem(what, "model.init_from=PATH of a checkpoint")) from error
     found: Any = content.get("state_dict", content) if isinstance(content, Mapping) else None
     if not isinstance(found, Mapping):
         found = {}
@@ -65,6 +67,19 @@ def read_state_dict(path: str) -> dict[str, torch.Tensor]:
             )
         )
     return tensors
+
+
+def _why_unreadable(path: str, error: Exception) -> str:
+    """A plain reason: torch's own texts advise to load without its safety."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if Path(path).stat().st_size == 0:
+        return "the file is empty"
+    if not zipfile.is_zipfile(path):
+        return "it is cut off, or no file of torch.save"
+    if isinstance(error, pickle.UnpicklingError):
+        return "it holds objects other than tensors, numbers, texts, lists and dicts"
+    return "it is damaged, or an archive of something else"
 
 
 def without_prefixes(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -58,7 +58,15 @@ def named_problems(config: NamedOptimizerConfig) -> list[Problem]:
             Problem(
                 f"optimizer.name={config.name}: this optimizer computes the loss several times a step, "
                 "which the training loop does not",
-                "optimizer.name=AdamW",
+                "optimizer.name=AdamW" if config.kind == "torch" else "optimizer.name=adamw",
+            )
+        ]
+    if _second_order(config):
+        return [
+            Problem(
+                f"optimizer.name={config.name}: this optimizer needs second derivatives of the loss, "
+                "which the training loop does not compute",
+                "optimizer.name=adamw",
             )
         ]
     problems = []
@@ -110,6 +118,14 @@ def _parameters(config: NamedOptimizerConfig) -> set[str]:
     if closure is not None and closure.default is inspect.Parameter.empty:
         return {"closure"}
     return set(inspect.signature(chosen).parameters)
+
+
+def _second_order(config: NamedOptimizerConfig) -> bool:
+    if config.kind == "torch":
+        return False
+    from timm.optim import get_optimizer_info
+
+    return bool(get_optimizer_info(config.name.removeprefix(LOOKAHEAD)).second_order)
 
 
 def _default_betas(config: NamedOptimizerConfig) -> Any:

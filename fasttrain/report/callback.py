@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from fasttrain.errors import MachineError
 from fasttrain.report import dawnbench
 from fasttrain.report.clock import Clock
 from fasttrain.report.facts import RunFacts, settings
@@ -19,7 +21,7 @@ from fasttrain.report.finished_run import load_run
 from fasttrain.report.history import History, Row, metrics_csv
 from fasttrain.report.mlperf import MLPerfLog
 from fasttrain.report.page import write_page
-from fasttrain.report.result import build_result, duration, stage_rates, time_line
+from fasttrain.report.result import accuracy, build_result, duration, stage_rates, time_line
 from fasttrain.stages import EpochPlan
 from fasttrain.trainer.results import EpochResult
 
@@ -58,13 +60,13 @@ class ReportCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._writes = trainer.is_global_zero
         self.clock.start()
+        if trainer.global_step < self.facts.plan.total_steps:
+            # A run that goes on inside an epoch need not pass on_train_epoch_start.
+            self._mark(self.facts.plan.epoch_at(trainer.global_step))
         self._mlperf.start(init_start_ms=int(1000 * (time.time() - self.clock.wall_seconds)))
         if self._writes:
             self._write_tables()
             self._mlperf.open()
-        if trainer.global_step < self.facts.plan.total_steps:
-            # A run that goes on inside an epoch does not pass on_train_epoch_start.
-            self._mark(self.facts.plan.epoch_at(trainer.global_step))
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epoch = self.facts.plan.epochs[trainer.current_epoch]
@@ -87,8 +89,14 @@ class ReportCallback(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.record(pl_module.last_epoch)  # type: ignore[arg-type]
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # What Lightning takes down afterwards trains nothing.
+        self.clock.stop()
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._mlperf.end(reached=False)
+        # On a full disk the log must not take the place of the error that ended the run.
+        with contextlib.suppress(MachineError):
+            self._mlperf.end(reached=False)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -118,6 +126,11 @@ class ReportCallback(Callback):
             self._write_tables()
             log.info(epoch_line(row, self.facts))
         return row
+
+    def reopen(self) -> None:
+        """Let ``finish`` write although no training comes before it: the report of a run that ended without one."""
+        self._writes = True
+        self._mlperf.open()
 
     def finish(self) -> dict[str, Any]:
         """Stop the clock and write what is left to write; call it once, when training has ended.
@@ -193,11 +206,11 @@ class ReportCallback(Callback):
 
 def epoch_line(row: Row, facts: RunFacts) -> str:
     """One line an epoch for the log."""
-    top5 = "" if row.top5 is None else f" top5 {row.top5:.1f}"
+    top5 = "" if row.top5 is None else f" top5 {accuracy(row.top5)}"
     rate = "n/a" if row.images_per_second is None else f"{row.images_per_second:,.0f}"
     return (
         f"epoch {row.epoch}/{len(facts.plan.epochs)} | step {row.step}/{facts.plan.total_steps} | "
-        f"{row.px} px | loss {row.train_loss:.2f} | top1 {row.top1:.1f}{top5} | lr {row.lr:.4g} | "
+        f"{row.px} px | loss {row.train_loss:.2f} | top1 {accuracy(row.top1)}{top5} | lr {row.lr:.4g} | "
         f"{rate} images/s | {duration(row.seconds)}"
     )
 

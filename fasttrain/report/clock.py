@@ -13,6 +13,9 @@ from typing import Any
 # save checkpoints". Nothing else may be left out once training has begun.
 NOT_COUNTED = ("validation", "checkpoint")
 
+# The variable in which a sweep says when a job's turn came, seconds on time.monotonic's clock.
+JOB_STARTED = "FASTTRAIN_JOB_STARTED"
+
 
 @dataclass(eq=False)
 class _Part:
@@ -168,10 +171,14 @@ class Clock:
 
 
 def process_start_time() -> float:
-    """When this process began, on ``time.monotonic``'s clock; the moment of the call where nothing says.
+    """When this run's process began, on ``time.monotonic``'s clock; the moment of the call where nothing says.
+
+    A job of a sweep that runs after another one in the same process began when its turn came (JOB_STARTED).
 
     Source: proc(5), /proc/PID/stat field 22 (start in clock ticks since boot) and /proc/uptime.
     """
+    if JOB_STARTED in os.environ:
+        return float(os.environ[JOB_STARTED])
     now = time.monotonic()
     try:
         with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from fasttrain.errors import ConfigError, DataError, FasttrainError, MachineError, Problem
+from fasttrain.errors import ConfigError, DataError, FasttrainError, Problem
 from fasttrain.report.files import write_json, write_text
 from fasttrain.report.finished_run import Run, load_run
 from fasttrain.report.groups import HEADER, TEXT_COLUMNS, Group, comparison, group_runs, notes, table
@@ -37,22 +37,17 @@ def report_runs(run_dirs: Sequence[Path], *, out: Path | None, json_file: Path |
     """
     runs = load_runs(run_dirs)
     groups = group_runs(runs)
-    try:
-        if len(runs) == 1:
-            (run,) = runs
-            out = out or run.path / "report" / "report.html"
-            write_page(run, out)
-            text = time_line(run.result, run.rows, planned_epochs=run.plan["total_epochs"])
-        else:
-            if out is not None:
-                write_text(out, comparison_page(groups))
-            text = comparison_text(groups)
-        if json_file is not None:
-            write_json(json_file, comparison(groups))
-    except OSError as error:
-        raise MachineError(
-            Problem(f"the report cannot be written: {error}", "--out FILE in a folder of yours")
-        ) from error
+    if len(runs) == 1:
+        (run,) = runs
+        out = out or run.path / "report" / "report.html"
+        write_page(run, out)
+        text = time_line(run.result, run.rows, planned_epochs=run.plan["total_epochs"])
+    else:
+        if out is not None:
+            write_text(out, comparison_page(groups))
+        text = comparison_text(groups)
+    if json_file is not None:
+        write_json(json_file, comparison(groups))
     return text if out is None else f"{text}\npage: {out}"
 
 
@@ -60,12 +55,17 @@ def load_runs(run_dirs: Sequence[Path]) -> list[Run]:
     """Read several folders.
 
     Raises:
-        ConfigError, DataError: With the problems of every folder that cannot be read.
+        ConfigError, DataError: With the problems of every folder that cannot be read, or is given twice.
     """
     runs: list[Run] = []
     errors: list[FasttrainError] = []
+    seen: set[Path] = set()
     for path in run_dirs:
         try:
+            if path.resolve() in seen:
+                # One run counted twice would halve the spread.
+                raise ConfigError(Problem(f"{path}: the same run is given twice", "give each run's folder once"))
+            seen.add(path.resolve())
             runs.append(load_run(path))
         except (ConfigError, DataError) as error:
             errors.append(error)
@@ -90,21 +90,21 @@ def comparison_text(groups: Sequence[Group]) -> str:
     console = Console(file=io.StringIO(), width=width or Console().width, highlight=False)
     with console.capture() as capture:
         console.print(shown)
-    lines = [line.rstrip() for line in capture.get().strip("\n").splitlines()]
-    return "\n".join([*lines, "", *notes(groups)])
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    return "\n".join([*(line for line in lines if line), "", *notes(groups)])
 
 
 def comparison_page(groups: Sequence[Group]) -> str:
     """The comparison as a page that opens without a network."""
-    curves = [(group.name, group.runs) for group in groups]
+    curves = [(f"{group.name}: {group.runs[0].result['recipe']}", group.runs) for group in groups]
     metrics = dict.fromkeys(group.target[0] for group in groups)
     num_runs = sum(len(group.runs) for group in groups)
     body = [
         f"<header><p>fasttrain</p><h1>{num_runs} runs compared</h1></header>",
-        numbers_table(HEADER, table(groups)),
+        numbers_table(HEADER, table(groups), text_columns=TEXT_COLUMNS),
         "<p>Times are h:mm:ss without validation and checkpoint writing, the wall time is the process's; "
         "a spread is one standard deviation.</p>",
         f"<pre>{escape(chr(10).join(notes(groups)))}</pre>",
         figures_of([accuracy_of_runs(curves, metric) for metric in metrics]),
     ]
-    return document(f"{num_runs} runs compared", body)
+    return document(f"{num_runs} runs compared", body, wide=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -19,6 +21,41 @@ class _CurrentStdout(logging.StreamHandler[TextIO]):
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         return sys.stdout
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """A reader that has left (``| head``) is no error: train.log has the line."""
+        if reader_has_gone():
+            silence_stdout()
+        else:
+            super().handleError(record)
+
+
+def reader_has_gone() -> bool:
+    """Whether stdout is a pipe that nobody reads any more."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (AttributeError, OSError, ValueError):  # no poll on this system, no file behind stdout
+        return False
+
+
+def silence_stdout() -> None:
+    """Send what is still to be printed to nowhere, what Python flushes when it exits included."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+class _EachLine(logging.Formatter):
+    """Puts a prefix before every line of a message."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__("%(message)s")
+        self._prefix = prefix
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(self._prefix + line for line in super().format(record).split("\n"))
 
 
 def configure_logging(run_dir: Path | None, rank: int) -> None:
@@ -37,7 +74,7 @@ def configure_logging(run_dir: Path | None, rank: int) -> None:
             handler.close()
         logger.propagate = False
     terminal = _CurrentStdout()
-    terminal.setFormatter(logging.Formatter("%(message)s" if rank == 0 else f"[rank {rank}] %(message)s"))
+    terminal.setFormatter(_EachLine("" if rank == 0 else f"[rank {rank}] "))
     log.addHandler(terminal)
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     logging.captureWarnings(True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class RunFacts:
         num_classes: Classes.
         machine: Hardware, versions, commit, command.
         overrides: Settings that differ from the recipe's, as ``key=value``.
+        backend: The data back end in use, where data.backend=auto chose it; None for the one of the config.
         cache: State of the cache of decoded images.
         weights: Whose accuracy counts: ``raw`` or ``averaged``.
         notes: Further lines for the report, label to text (communication hook, tuned plan, captured step).
@@ -42,6 +43,7 @@ class RunFacts:
     num_classes: int
     machine: Machine
     overrides: Sequence[str] = ()
+    backend: str | None = None
     cache: str = "off: every image is read and decoded in every epoch"
     weights: str = "raw"
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +68,7 @@ def settings(facts: RunFacts) -> dict[str, Any]:
     return {
         "recipe": config.recipe,
         "command": machine.command,
-        "overrides": list(facts.overrides),
+        "overrides": overrides_text(facts),
         "commit": machine.commit,
         "seeds": [config.seed],
         "deterministic": config.deterministic,
@@ -84,12 +86,22 @@ def settings(facts: RunFacts) -> dict[str, Any]:
         "label_smoothing": config.trainer.label_smoothing,
         "precision": config.trainer.precision,
         "compiled": config.trainer.compile,
-        "data_backend": config.data.backend,
+        "data_backend": facts.backend or config.data.backend,
         "cache": facts.cache,
         "file_cache": "the operating system's was not cleared",
         **facts.notes,
         "versions": dict(machine.versions),
     }
+
+
+def overrides_text(facts: RunFacts) -> list[str]:
+    """The overrides, a stage table that was given as a whole written out so that it can be pasted."""
+    rows = [
+        "{" + ", ".join(f"{key}: {_yaml_word(value)}" for key, value in asdict(stage).items()) + "}"
+        for stage in facts.config.stages
+    ]
+    table = f"stages=[{', '.join(rows)}]"
+    return [table if override.startswith("stages=") else override for override in facts.overrides]
 
 
 def stages_text(plan: Plan) -> list[str]:
@@ -112,10 +124,10 @@ def batch_text(plan: Plan) -> str:
 
 
 def schedule_text(config: RunConfig) -> str:
-    """The learning rate's course, e.g. ``linear: peak 2, 5 epochs of warm-up, end 0``."""
+    """The learning rate's course, e.g. ``linear: peak 2, warmup_epochs 5, end_lr 0``."""
     schedule = config.schedule
-    words = [f"peak {config.optimizer.lr:g}", f"{schedule.warmup_epochs:g} epochs of warm-up"]
-    words.append(f"end {schedule.end_lr:g}")
+    words = [f"peak {config.optimizer.lr:g}", f"warmup_epochs {schedule.warmup_epochs:g}"]
+    words.append(f"end_lr {schedule.end_lr:g}")
     words += _own(schedule, ScheduleConfig)
     if schedule.scale_with_batch:
         words.append("scaled with the batch")
@@ -152,6 +164,10 @@ def _own(option: Any, shared: type) -> list[str]:
         (name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}"
         for name, value in own.items()
     ]
+
+
+def _yaml_word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _groups(plan: Plan, key: Any) -> list[tuple[Any, list[EpochPlan]]]:

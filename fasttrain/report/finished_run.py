@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,14 +53,14 @@ def load_run(path: Path) -> Run:
         raise ConfigError(Problem(f"{path}: no such folder; expected the folder of a run"))
     missing = [name for name in NEEDED if not (path / name).is_file()]
     if missing:
-        raise DataError(Problem(f"{path}: no finished run: {', '.join(missing)} missing", _fix(path, missing)))
+        raise DataError(_unfinished(path, missing))
     result = _json(path / RESULT)
     if result.get("schema") != SCHEMA:
         raise DataError(Problem(f"{path / RESULT}: schema {result.get('schema')!r}, this version reads {SCHEMA}"))
     _require(path / RESULT, result, KEYS)
     plan = _json(path / "plan.json")
     _require(path / "plan.json", plan, PLAN_KEYS)
-    config_text = (path / "config.yaml").read_text(encoding="utf-8")
+    config_text = _text(path / "config.yaml")
     entry = path / "report" / "dawnbench.json"
     return Run(
         path=path,
@@ -72,18 +73,36 @@ def load_run(path: Path) -> Run:
     )
 
 
-def _fix(path: Path, missing: list[str]) -> str:
+def _unfinished(path: Path, missing: list[str]) -> Problem:
+    """What a folder is that holds no finished run: several of them, a dry run, one that has not ended."""
+    what = f"{path}: no finished run: {', '.join(missing)} missing"
     runs = sorted(child for child in path.iterdir() if (child / RESULT).is_file())
     if runs:
-        return f"it holds {len(runs)} finished runs: fasttrain report {' '.join(str(run) for run in runs)}"
-    if missing == [RESULT]:
-        return f"the run has not ended; go on with: python train.py recipe=NAME run_dir={path} resume=auto"
-    return "give the folder that training printed as run_dir"
+        return Problem(what, f"it holds {len(runs)} finished runs: fasttrain report {shlex.join(map(str, runs))}")
+    if not {RESULT, "metrics.csv"}.issuperset(missing):
+        return Problem(what, "give the folder that training printed as run_dir")
+    config = _yaml(path / "config.yaml", _text(path / "config.yaml"))
+    start = f"python train.py recipe={config.get('recipe', 'NAME')} ..."
+    if config.get("dry_run") and "metrics.csv" in missing:
+        return Problem(
+            f"{path}: a dry run: nothing was trained", f"leave it out, or train it: {start} without dry_run=true"
+        )
+    return Problem(
+        f"{path}: the run has not ended: {', '.join(missing)} missing",
+        f"leave it out, or go on with it, all its settings as before: {start} run_dir={path} resume=auto",
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(Problem(f"{path}: cannot be read: {error}")) from error
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(_text(path))
     except ValueError as error:
         raise DataError(Problem(f"{path}: not JSON: {error}")) from error
     if not isinstance(document, dict):

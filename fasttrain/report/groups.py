@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasttrain.report.finished_run import Run
-from fasttrain.report.result import accuracy, duration
+from fasttrain.report.result import accuracy, duration, wanted
 
 SCHEMA = 1
 
@@ -59,7 +59,8 @@ class Group:
     Attributes:
         name: A, B, ... in order of appearance.
         runs: In the order given.
-        differs: Settings in which the groups of a comparison differ, with this group's values.
+        differs: Settings in which the groups of a comparison differ, with this group's values; those that
+            its options lack are left out.
     """
 
     name: str
@@ -111,7 +112,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         Group(
             name=_letters(index),
             runs=tuple(members),
-            differs={key: known.get(key) for key in differing},
+            differs={key: known[key] for key in differing if key in known},
         )
         for index, (known, members) in enumerate(zip(settings, grouped.values(), strict=True))
     ]
@@ -174,15 +175,15 @@ def table(groups: Sequence[Group]) -> list[list[str]]:
             str(group.runs[0].result["recipe"]),
             str(len(group.runs)),
             _seeds([run.result["seed"] for run in group.runs]),
-            f"{accuracy(group.target[1])}% {group.target[0]}",
+            f"{wanted(group.target[1])}% {group.target[0]}",
             f"{group.reached} of {len(group.runs)}",
             _time(group.summary("seconds_to_target")),
             "-" if (known := group.summary("seconds_to_target")) is None else duration(known.median),
             _time(group.summary("wall_seconds_to_target")),
-            _number(group.summary("epochs_to_target"), 1),
-            _number(group.summary("best_top1"), 2),
-            _number(group.summary("top1"), 2),
-            _number(group.summary("top5"), 2),
+            _epochs(group.summary("epochs_to_target")),
+            _accuracy(group.summary("best_top1")),
+            _accuracy(group.summary("top1")),
+            _accuracy(group.summary("top5")),
         ]
         for group in groups
     ]
@@ -238,11 +239,18 @@ def _time(summary: Summary | None) -> str:
     return f"{duration(summary.mean)}{spread}"
 
 
-def _number(summary: Summary | None, digits: int) -> str:
+def _epochs(summary: Summary | None) -> str:
     if summary is None:
         return "-"
-    spread = "" if summary.std is None else f" ± {summary.std:.{digits}f}"
-    return f"{summary.mean:.{digits}f}{spread}"
+    spread = "" if summary.std is None else f" ± {summary.std:.1f}"
+    return f"{summary.mean:.1f}{spread}"
+
+
+def _accuracy(summary: Summary | None) -> str:
+    if summary is None:
+        return "-"
+    spread = "" if summary.std is None else f" ± {summary.std:.2f}"
+    return f"{accuracy(summary.mean)}{spread}"
 
 
 def _word(value: Any) -> str:

@@ -169,18 +169,21 @@ def read_metrics(path: Path) -> list[Row]:
     """The rows of a ``metrics.csv``.
 
     Raises:
-        DataError: The file has other columns, or a line that is not a row.
+        DataError: The file cannot be read, has other columns, or a line that is not a row.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(Problem(f"{path}: cannot be read: {error}")) from error
+    reader = csv.DictReader(io.StringIO(text))
+    rows = []
+    try:
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise DataError(Problem(f"{path}: expected the columns {','.join(COLUMNS)}"))
-        rows = []
         for record in reader:
-            try:
-                rows.append(_row(record))
-            except (TypeError, ValueError) as error:
-                raise DataError(Problem(f"{path}, line {reader.line_num}: not a row: {error}")) from error
+            rows.append(_row(record))
+    except (TypeError, ValueError, csv.Error) as error:
+        raise DataError(Problem(f"{path}, line {reader.line_num}: not a row: {error}")) from error
     return rows
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from fasttrain import __version__
 from fasttrain.config.schema import RunConfig
 
 # Name in the report: the distributions that may provide it.
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "fasttrain": ("fasttrain",),
     "torch": ("torch",),
     "torchvision": ("torchvision",),
     "timm": ("timm",),
@@ -41,7 +41,8 @@ class Machine:
         hardware: As it reads in the report, e.g. ``1 x NVIDIA H200``.
         num_devices: Ranks, one device each.
         versions: Version by name of library.
-        commit: Of the checkout, with ``-dirty`` after it where code differs; None outside a checkout.
+        commit: Of the checkout, with ``-dirty`` after it unless git says that no code differs; None outside
+            a checkout.
         command: The command line as typed.
     """
 
@@ -87,7 +88,7 @@ def versions(device_type: str) -> dict[str, str]:
     """Versions of Python, of the libraries that shape a result and, on a GPU, of what lies below them."""
     import torch
 
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "fasttrain": __version__}
     for name, distributions in PACKAGES.items():
         version = _installed(distributions)
         if version is not None:
@@ -113,7 +114,7 @@ def commit(root: Path) -> str | None:
     if not head:
         return None
     changed = _ask(["git", "-C", str(root), "status", "--porcelain", "--", *CODE_PATHS])
-    return head.strip() + ("-dirty" if changed else "")
+    return head.strip() + ("" if changed == "" else "-dirty")
 
 
 def command_line(argv: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -132,7 +133,7 @@ def command_line(argv: Sequence[str], environment: Mapping[str, str]) -> str:
         nodes = str(max(1, int(world) // int(local)))
         words = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={local}"]
         # torchrun starts its children as PYTHON -u SCRIPT ...
-        words += [word for word in rest if word != "-u"]
+        words += rest[1:] if rest[:1] == ["-u"] else rest
     else:
         words = [Path(interpreter).name, *rest]
     return shlex.join(words)

@@ -14,7 +14,7 @@ from typing import Any
 from mlperf_logging.mllog import constants, mllog
 
 from fasttrain.report.facts import RunFacts
-from fasttrain.report.files import write_text
+from fasttrain.report.files import cannot_write, write_text
 from fasttrain.stages import EpochPlan
 
 
@@ -36,7 +36,8 @@ class MLPerfLog(logging.Handler):
         self._opened = False
         self._epoch: int | None = None
         self._stage: int | None = None
-        self._evaluating = False
+        # The interval inside an epoch that is open: its training, its validation, or neither.
+        self._phase: str | None = None
         self._ended = False
         # A logger of its own outside logging's tree: nothing else hears of it or changes its level.
         logger = logging.Logger("mlperf", logging.INFO)
@@ -45,12 +46,19 @@ class MLPerfLog(logging.Handler):
         self._log = mllog.MLLogger(logger, root_dir=re.escape(str(package_parent)))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line, and append it to the file."""
+        """Keep a line, and append it to the file.
+
+        Raises:
+            MachineError: The file cannot be written.
+        """
         line = record.getMessage()
         self._lines.append(line)
         if self._opened:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            try:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+            except OSError as error:
+                raise cannot_write(self._path, error) from error
 
     def open(self) -> None:
         """Write the file with the lines so far, and from now on each line as it comes."""
@@ -91,19 +99,17 @@ class MLPerfLog(logging.Handler):
             self._log.start(constants.BLOCK_START, metadata=metadata)
         self._epoch = number
         self._log.start(constants.EPOCH_START, metadata={constants.EPOCH_NUM: number})
+        self._phase = "train"
 
     def begin_eval(self) -> None:
         """Training of the epoch is done, validation begins."""
-        metadata = {constants.EPOCH_NUM: self._epoch}
-        self._log.end(constants.EPOCH_STOP, metadata=metadata)
-        self._log.start(constants.EVAL_START, metadata=metadata)
-        self._evaluating = True
+        self._end_phase()
+        self._log.start(constants.EVAL_START, metadata={constants.EPOCH_NUM: self._epoch})
+        self._phase = "eval"
 
     def end_eval(self) -> None:
         """Validation is done."""
-        if self._evaluating:
-            self._log.end(constants.EVAL_STOP, metadata={constants.EPOCH_NUM: self._epoch})
-            self._evaluating = False
+        self._end_phase()
 
     def accuracy(self, epoch: int, top1: float) -> None:
         """The top-1 accuracy of an epoch (from 1), in percent; the log has it as a fraction."""
@@ -114,6 +120,7 @@ class MLPerfLog(logging.Handler):
         if self._ended:
             return
         self._ended = True
+        self._end_phase()
         self._end_block()
         status = constants.SUCCESS if reached else constants.ABORTED
         self._log.end(constants.RUN_STOP, metadata={constants.STATUS: status})
@@ -122,14 +129,20 @@ class MLPerfLog(logging.Handler):
 
     def state(self) -> dict[str, Any]:
         """The lines so far and what is open, in plain types."""
-        return {"lines": list(self._lines), "epoch": self._epoch, "stage": self._stage}
+        return {"lines": list(self._lines), "epoch": self._epoch, "stage": self._stage, "phase": self._phase}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on after the lines of ``state``."""
         self._lines = list(state["lines"])
-        self._epoch, self._stage = state["epoch"], state["stage"]
+        self._epoch, self._stage, self._phase = state["epoch"], state["stage"], state["phase"]
 
     # --- inside ---
+
+    def _end_phase(self) -> None:
+        if self._phase is not None:
+            key = constants.EPOCH_STOP if self._phase == "train" else constants.EVAL_STOP
+            self._log.end(key, metadata={constants.EPOCH_NUM: self._epoch})
+            self._phase = None
 
     def _end_block(self) -> None:
         if self._stage is None:

@@ -12,7 +12,7 @@ from fasttrain.report.files import write_text
 from fasttrain.report.finished_run import Run
 from fasttrain.report.history import COLUMNS, Row
 from fasttrain.report.pictures import Picture, draw_run
-from fasttrain.report.result import accuracy, cost_usd, duration, time_line
+from fasttrain.report.result import accuracy, cost_usd, duration, time_line, wanted
 
 log = logging.getLogger("fasttrain")
 
@@ -22,11 +22,12 @@ STYLE = """
 body { margin: 0; background: #f8fafc; color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 main { max-width: 1060px; margin: 0 auto; padding: 28px 20px 60px; }
+main.broad { max-width: 1360px; }
 header p { margin: 0; color: var(--soft); }
 h1 { font-size: 25px; line-height: 1.25; margin: 4px 0 18px; }
 h1.reached { color: #166534; } h1.missed { color: #9a3412; }
 h2 { font-size: 18px; margin: 34px 0 10px; }
-section.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px; }
+section.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
 .card { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px; }
 .card b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; }
 .card span { color: var(--soft); font-size: 13px; }
@@ -39,12 +40,12 @@ figure svg { display: block; width: 100%; height: auto; }
 figure svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif !important; }
 .scroll { overflow-x: auto; background: #fff; border: 1px solid var(--line); border-radius: 10px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
-th, td { padding: 6px 12px; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th, td { padding: 6px 10px; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 tr:last-child > * { border-bottom: 0; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 tr.hit { background: #f0fdf4; }
 th { color: var(--soft); font-weight: 600; }
-table.facts th { width: 230px; }
+table.facts th { width: 300px; }
 code, pre { font: 13px/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 td code { overflow-wrap: anywhere; }
 pre { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px;
@@ -56,6 +57,9 @@ footer { margin-top: 34px; color: var(--soft); font-size: 13px; }
 """
 
 WIDE_PICTURES = ("accuracy", "time", "runs-top1", "runs-top5")
+
+# Labels whose values are things to type.
+TYPED = ("command", "commit", "overrides")
 
 
 def write_page(run: Run, path: Path) -> None:
@@ -91,12 +95,13 @@ def run_page(run: Run) -> str:
     return document(f"{result['recipe']}, seed {result['seed']}", body)
 
 
-def document(title: str, body: Iterable[str]) -> str:
-    """A whole page around ``body``, parts that are HTML already."""
+def document(title: str, body: Iterable[str], *, wide: bool = False) -> str:
+    """A whole page around ``body``, parts that are HTML already; ``wide`` is for broad tables."""
+    kind = ' class="broad"' if wide else ""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main{kind}>\n"
         + "\n".join(body)
         + "\n</main>\n</body>\n</html>\n"
     )
@@ -117,17 +122,34 @@ def figures_of(pictures: Sequence[Picture]) -> str:
 
 def facts_table(facts: Mapping[str, Any]) -> str:
     """Label and value, a row each."""
-    rows = (f"<tr><th>{escape(label)}</th><td>{_value(value)}</td></tr>" for label, value in facts.items())
+    rows = (
+        f"<tr><th>{escape(label)}</th><td>{_value(value, code=label in TYPED)}</td></tr>"
+        for label, value in facts.items()
+    )
     return f'<div class="scroll"><table class="facts">{"".join(rows)}</table></div>'
 
 
-def numbers_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, marked: int | None = None) -> str:
-    """A table whose cells are text to be escaped; the row of index ``marked`` stands out."""
-    head = "".join(f'<th class="number">{escape(name)}</th>' for name in header)
+def numbers_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    marked: int | None = None,
+    text_columns: Sequence[str] = (),
+) -> str:
+    """A table whose cells are text to be escaped.
+
+    Args:
+        header: Names of the columns.
+        rows: Cells.
+        marked: Index of a row that stands out.
+        text_columns: Columns that hold words, aligned left.
+    """
+    kinds = ["" if name in text_columns else ' class="number"' for name in header]
+    head = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))
     lines = []
     for index, row in enumerate(rows):
         mark = ' class="hit"' if index == marked else ""
-        cells = "".join(f'<td class="number">{escape(cell)}</td>' for cell in row)
+        cells = "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
         lines.append(f"<tr{mark}>{cells}</tr>")
     return f'<div class="scroll"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
 
@@ -166,7 +188,7 @@ def _figures(run: Run) -> dict[str, Any]:
     price = run.config.get("report", {}).get("cost_per_hour")
     clock = "without validation and checkpoint writing"
     return {
-        "target": f"{accuracy(result['target']['value'])} % {result['target']['metric']}",
+        "target": f"{wanted(result['target']['value'])} % {result['target']['metric']}",
         f"time to target, {clock}": _time(result["seconds_to_target"]),
         "time to target, wall time of the process": _time(result["wall_seconds_to_target"]),
         f"whole run, {clock}": _time(result["seconds"]),
@@ -221,8 +243,8 @@ def _epochs(rows: Sequence[Row], hit: int | None) -> str:
             f"{row.seconds:,.1f}",
             f"{row.wall_seconds:,.1f}",
             f"{row.train_loss:.4f}",
-            f"{row.top1:.2f}",
-            "n/a" if row.top5 is None else f"{row.top5:.2f}",
+            accuracy(row.top1),
+            "n/a" if row.top5 is None else accuracy(row.top5),
             f"{row.lr:.4g}",
             f"{row.momentum:.4g}",
             str(row.px),
@@ -235,17 +257,17 @@ def _epochs(rows: Sequence[Row], hit: int | None) -> str:
     return numbers_table(header, cells, marked=None if hit is None else hit - 1)
 
 
-def _value(value: Any) -> str:
+def _value(value: Any, *, code: bool = False) -> str:
     """A value of plain types as HTML."""
     if isinstance(value, Mapping):
         return "<br>".join(f"{escape(str(name))}: {escape(str(item))}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
-        return "<br>".join(escape(str(item)) for item in value) or "none"
+        return "<br>".join(_value(item, code=code) for item in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
         return "n/a"
-    return f"<code>{escape(value)}</code>" if isinstance(value, str) and "=" in value else escape(str(value))
+    return f"<code>{escape(str(value))}</code>" if code else escape(str(value))
 
 
 def _time(seconds: float | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fasttrain.report.clock import NOT_COUNTED
 from fasttrain.report.finished_run import Run
 from fasttrain.report.history import Row
 
@@ -35,13 +36,18 @@ class Picture:
 
 
 def draw_run(run: Run) -> list[Picture]:
-    """Accuracy over time, learning rate, px, images/s and where the time went.
+    """Accuracy over time, learning rate, px, images/s, loss and where the time went.
 
     What there is no figure for (no epoch finished, no times recorded) is left out.
     """
     pictures = [learning_rate(run.plan), image_size(run.plan)]
     if run.rows:
-        pictures = [accuracy(run.rows, run.result), *pictures, images_per_second(run.rows)]
+        pictures = [
+            accuracy(run.rows, run.result),
+            *pictures,
+            *([images_per_second(run.rows)] if any(row.images_per_second is not None for row in run.rows) else []),
+            train_loss(run.rows),
+        ]
     if run.misc.get("seconds_by_part"):
         pictures.append(time_by_part(run.misc["seconds_by_part"]))
     return pictures
@@ -59,12 +65,13 @@ def accuracy(rows: Sequence[Row], result: Mapping[str, Any]) -> Picture:
             axes.plot(times, values, color=color, marker="o", markersize=3.5, linewidth=1.8, label=name)
     axes.axhline(wanted, color=GREEN, linestyle="--", linewidth=1.2, label=f"target: {wanted:g} % {metric}")
     if result["reached"]:
-        axes.axvline(result["seconds_to_target"] / scale, color=GREEN, linestyle=":", linewidth=1.2)
+        moment = result["seconds_to_target"] / scale
+        axes.axvline(moment, color=GREEN, linestyle=":", linewidth=1.2, label=f"reached after {moment:.1f} {unit}")
     axes.set_ylim(0, 102)
     axes.set_xlim(left=0)
     axes.set_xlabel(f"{unit} without validation and checkpoint writing")
     axes.set_ylabel("accuracy, %")
-    axes.legend(frameon=False, loc="lower right")
+    _legend_above(axes)
     return Picture("accuracy", "Accuracy over time", _svg(figure, "accuracy"))
 
 
@@ -87,12 +94,14 @@ def image_size(plan: Mapping[str, Any]) -> Picture:
     figure, axes = _figure(SMALL)
     val_px = [stage["val_px"] for stage in plan["stages"] for _ in range(stage["epochs"])]
     edges = [0.5 + epoch for epoch in range(len(plan["px"]) + 1)]
-    axes.stairs(val_px, edges, color=ORANGE, linewidth=1.5, linestyle="--", label="validation", baseline=None)
-    axes.stairs(plan["px"], edges, color=BLUE, linewidth=2.0, label="training", baseline=None)
+    axes.stairs(plan["px"], edges, color=BLUE, linewidth=3.2, label="training", baseline=None)
+    # Dashes over the line: both are seen where they are equal.
+    axes.stairs(val_px, edges, color=ORANGE, linewidth=1.6, linestyle="--", label="validation", baseline=None)
+    axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, 1.15 * max(*plan["px"], *val_px))
     axes.set_xlabel("epoch")
     axes.set_ylabel("side, px")
-    axes.legend(frameon=False, loc="lower right")
+    _legend_above(axes)
     _whole_numbers(axes)
     return Picture("image-size", "Image size", _svg(figure, "image-size"))
 
@@ -110,11 +119,23 @@ def images_per_second(rows: Sequence[Row]) -> Picture:
     return Picture("images-per-second", "Images per second", _svg(figure, "images-per-second"))
 
 
+def train_loss(rows: Sequence[Row]) -> Picture:
+    """Mean training loss of every epoch."""
+    figure, axes = _figure(SMALL)
+    axes.plot([row.epoch for row in rows], [row.train_loss for row in rows], color=BLUE, marker="o", markersize=3)
+    axes.set_xlim(0.4, len(rows) + 0.6)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("training loss")
+    _whole_numbers(axes)
+    return Picture("train-loss", "Training loss", _svg(figure, "train-loss"))
+
+
 def time_by_part(seconds_by_part: Mapping[str, float]) -> Picture:
-    """Seconds of the wall time by part of the run, in order of first appearance."""
+    """Seconds of the wall time by part of the run; what comes back in every epoch stands last."""
     total = sum(seconds_by_part.values())
     figure, axes = _figure((WIDE[0], 0.9 + 0.34 * len(seconds_by_part)))
-    names, seconds = list(seconds_by_part), list(seconds_by_part.values())
+    names = sorted(seconds_by_part, key=lambda name: name in NOT_COUNTED)
+    seconds = [seconds_by_part[name] for name in names]
     colors = [BLUE if name.startswith("train") else GREY for name in names]
     bars = axes.barh(names, seconds, color=colors)
     labels = [f"{value:,.1f} s, {100 * value / total if total else 0:.0f} %" for value in seconds]
@@ -127,7 +148,7 @@ def time_by_part(seconds_by_part: Mapping[str, float]) -> Picture:
 
 
 def accuracy_of_runs(groups: Sequence[tuple[str, Sequence[Run]]], metric: str) -> Picture:
-    """One metric of several runs over the clock's seconds; a colour for each group of runs."""
+    """One metric of several runs over the clock's seconds, with their targets; a colour for each group of runs."""
     figure, axes = _figure(WIDE)
     ends = [run.rows[-1].seconds for _, runs in groups for run in runs if run.rows]
     unit, scale = time_unit(max(ends, default=1.0))
@@ -145,10 +166,13 @@ def accuracy_of_runs(groups: Sequence[tuple[str, Sequence[Run]]], metric: str) -
                 label=label,
             )
             label = ""
+    targets = [run.result["target"] for _, runs in groups for run in runs]
+    for wanted in dict.fromkeys(target["value"] for target in targets if target["metric"] == metric):
+        axes.axhline(wanted, color=GREY, linestyle="--", linewidth=1.2, label=f"target: {wanted:g} %")
     axes.set_xlim(left=0)
     axes.set_xlabel(f"{unit} without validation and checkpoint writing")
     axes.set_ylabel(f"{metric}, %")
-    axes.legend(frameon=False, loc="lower right")
+    _legend_above(axes)
     return Picture(f"runs-{metric}", f"{metric} over time", _svg(figure, f"runs-{metric}"))
 
 
@@ -172,6 +196,11 @@ def _figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
     axes.grid(color="#e2e8f0", linewidth=0.8)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+def _legend_above(axes: Axes) -> None:
+    """A legend over the picture's upper edge, where no curve runs."""
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2, fontsize=9)
 
 
 def _whole_numbers(axes: Axes) -> None:

@@ -114,19 +114,19 @@ def time_line(result: Mapping[str, Any], rows: Sequence[Row], *, planned_epochs:
         rows: The run's epochs.
         planned_epochs: Epochs of the plan, more than were run where the run stopped at its target.
     """
-    metric, wanted = result["target"]["metric"], result["target"]["value"]
+    metric, target = result["target"]["metric"], wanted(result["target"]["value"])
     place = f"on {result['hardware']}; N={result['num_val']}"
     if result["reached"]:
         return (
-            f"time to {accuracy(wanted)}% {metric}: {duration(result['seconds_to_target'])} "
+            f"time to {target}% {metric}: {duration(result['seconds_to_target'])} "
             f"(epoch {result['epochs_to_target']} of {planned_epochs}) {place}"
         )
     top = best(rows, metric)
     if top is None:
-        return f"target not reached: no epoch was finished, wanted {accuracy(wanted)}% {metric}; {place}"
+        return f"target not reached: no epoch was finished, wanted {target}% {metric}; {place}"
     return (
         f"target not reached: best {accuracy(top.accuracy(metric) or 0.0)}% {metric} "
-        f"(epoch {top.epoch} of {planned_epochs}), wanted {accuracy(wanted)}%; "
+        f"(epoch {top.epoch} of {planned_epochs}), wanted {target}%; "
         f"{duration(result['seconds'])} {place}"
     )
 
@@ -134,6 +134,12 @@ def time_line(result: Mapping[str, Any], rows: Sequence[Row], *, planned_epochs:
 def accuracy(value: float) -> str:
     """Percent with two digits, cut and not rounded: 92.998 is not 93.00."""
     return str(Decimal(repr(round(value, ACCURACY_DIGITS))).quantize(Decimal("0.01"), ROUND_DOWN))
+
+
+def wanted(value: float) -> str:
+    """A target's percent with two digits, or as many as it has: 93.005 is not 93.00."""
+    text = f"{value:.2f}"
+    return text if float(text) == value else repr(value)
 
 
 def duration(seconds: float) -> str:

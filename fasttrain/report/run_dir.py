@@ -5,10 +5,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
+import yaml
+
+from fasttrain.config.flat import config_diff
 from fasttrain.config.schema import RunConfig
 from fasttrain.errors import ConfigError, MachineError, Problem
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock
+    fcntl = None  # type: ignore[assignment]
+
+# Settings that say how a process runs, not what the run is.
+_OF_THE_PROCESS = ("run_dir", "resume", "resume_force", "dry_run", "debug")
+
+# The folders that this process holds, and their open lock files.
+_locks: dict[Path, int] = {}
 
 
 def slurm_job(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -43,12 +58,17 @@ def choose_run_dir(config: RunConfig, environ: Mapping[str, str] = os.environ) -
         )
     job = slurm_job(environ)
     if job is not None:
-        return Path.cwd() / "runs" / f"slurm-{job}_{config.recipe}", config.resume or "auto"
+        return _slurm_folder(config, job), config.resume or "auto"
     stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{config.recipe}"
+    runs = Path.cwd() / "runs"
+    try:
+        runs.mkdir(exist_ok=True)
+    except OSError as error:
+        raise _unwritable(runs, error) from error
     for number in range(1, 1000):
-        path = Path.cwd() / "runs" / (stem if number == 1 else f"{stem}-{number}")
+        path = runs / (stem if number == 1 else f"{stem}-{number}")
         try:
-            path.mkdir(parents=True)
+            path.mkdir()
         except FileExistsError:
             continue
         except OSError as error:
@@ -62,21 +82,62 @@ def holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in ("metrics.csv", "checkpoints/last.ckpt"))
 
 
+def _slurm_folder(config: RunConfig, job: str) -> Path:
+    """The job's folder for these settings: a requeue finds it again, another run of the same job gets its own."""
+    for number in range(1, 1000):
+        path = Path.cwd() / "runs" / (f"slurm-{job}_{config.recipe}" + (f"-{number}" if number > 1 else ""))
+        written = path / "config.yaml"
+        if not written.is_file():
+            return path
+        then = yaml.safe_load(written.read_text(encoding="utf-8"))
+        if all(key.split(".")[0] in _OF_THE_PROCESS for key, _, _ in config_diff(then, asdict(config))):
+            return path
+    raise MachineError(Problem(f"{path.parent} holds 1,000 runs of SLURM job {job}", "run_dir=PATH"))
+
+
+def lock_run_dir(path: Path) -> None:
+    """Keep other processes out of a run's folder until this one ends; a second call changes nothing.
+
+    Raises:
+        ConfigError: Another process trains into it.
+    """
+    if fcntl is None or path in _locks:
+        return
+    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(
+            Problem(f"run_dir={path} is in use by another process", "wait for it to end, or another run_dir=PATH")
+        ) from None
+    except OSError:
+        # File systems without locks: nothing can be known.
+        os.close(lock)
+        return
+    _locks[path] = lock
+
+
+def continues(path: Path, resume: str | None) -> bool:
+    """Whether a run with this ``resume`` goes on in its own folder; a checkpoint of elsewhere starts another one."""
+    return resume == "auto" or (resume is not None and Path(resume).resolve().is_relative_to(path.resolve()))
+
+
 def open_run_dir(path: Path, *, resuming: bool) -> None:
     """Make the folder and its sub-folders, and see that it can be written.
 
     Raises:
-        ConfigError: It holds a run already, and this one does not continue it.
+        ConfigError: It holds a run already, and this one does not continue it; or another process writes there.
         MachineError: It cannot be made or written.
     """
-    if not resuming and holds_run(path):
-        raise ConfigError(
-            Problem(
-                f"run_dir={path} already holds a run; nothing of it was touched",
-                "resume=auto continues it; another run_dir=PATH starts a new one",
-            )
-        )
     try:
+        if not resuming and holds_run(path):
+            raise ConfigError(
+                Problem(
+                    f"run_dir={path} already holds a run; nothing of it was touched",
+                    "resume=auto continues it; another run_dir=PATH starts a new one",
+                )
+            )
         for folder in (path, path / "checkpoints", path / "report"):
             folder.mkdir(parents=True, exist_ok=True)
         probe = path / ".writable"
@@ -84,6 +145,7 @@ def open_run_dir(path: Path, *, resuming: bool) -> None:
         probe.unlink()
     except OSError as error:
         raise _unwritable(path, error) from error
+    lock_run_dir(path)
 
 
 def _unwritable(path: Path, error: OSError) -> MachineError:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from fasttrain.config.compose import load_run
+from fasttrain.config.schema import RunConfig
 from fasttrain.data.path import build_data_path
+from fasttrain.data.prepare import as_flags
 from fasttrain.data.preprocess import Normalize
-from fasttrain.data.scan import scan
+from fasttrain.data.scan import Scan, scan
+from fasttrain.errors import ConfigError, DataError, MachineError, Problem
 from fasttrain.model.build import build_model
 from fasttrain.report.files import write_json
-from fasttrain.stages import build_plan
+from fasttrain.stages import EpochPlan, Plan, build_plan
 from fasttrain.strategy.check import choose_accelerator
 from fasttrain.strategy.world import World
 from fasttrain.trainer.evaluate import evaluate
@@ -21,61 +27,176 @@ from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5
 from fasttrain.trainer.resume import read_checkpoint
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MIN_PX, MAX_PX = 8, 1024  # as stages' val_px in config/schema.py
+MAX_NAMED = 5
 
 
 def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, json_file: Path | None) -> str:
-    """Validate a checkpoint's network as its run did after the last stage.
+    """Validate a checkpoint's network as its run did when it was written.
 
     Args:
         checkpoint: A file of a run's ``checkpoints`` folder.
-        root: Data set; None for the one it was trained on.
-        px: Short side of the validation images; None for the last stage's.
+        root: Data set; None for the one it was trained on. Needs the same classes, not the same number of images.
+        px: Short side of the validation images; None for that of the stage in which the checkpoint was written.
         json_file: Where the figures are written too.
 
     Returns:
-        A line with top-1, top-5 and the number of images.
+        A line with top-1, top-5, px and the number of images.
 
     Raises:
-        ConfigError: The file is no checkpoint of a run.
+        ConfigError: The file is no checkpoint of a run; ``px`` is out of bounds.
         DataError: The data set is missing or has other classes.
+        MachineError: ``json_file`` cannot be written.
     """
-    content = read_checkpoint(checkpoint)
-    config = load_run(content["fasttrain"]["config"]).config
-    data = replace(config.data, root=str(root.resolve())) if root else config.data
-    config = replace(config, data=data, model=replace(config.model, pretrained=False, init_from=None))
+    if px is not None and not MIN_PX <= px <= MAX_PX:
+        raise ConfigError(Problem(f"--px {px}: expected {MIN_PX} to {MAX_PX} pixels", "--px 128", "command line"))
+    if json_file is not None and json_file.is_dir():
+        raise MachineError(Problem(f"--json {json_file}: a folder, expected a file", f"--json {json_file}/eval.json"))
+    content = _open(checkpoint)
+    header = content["fasttrain"]
+    config = _config(load_run(header["config"], source=str(checkpoint)).config, root)
+    try:
+        images = scan(config)
+    except DataError as error:
+        raise as_flags(error, f"fasttrain eval {checkpoint} --root PATH") from error
+    _compare_classes(header.get("classes"), images, checkpoint)
     world = World(rank=0, local_rank=0, size=1, local_size=1, launcher="self")
-    images = scan(config)
-    plan = build_plan(
-        config.stages,
-        num_train=images.num_train,
-        world_size=1,
-        device_batch_size=config.trainer.device_batch_size,
-        steps_per_stage=None,
-    )
-    accelerator = choose_accelerator(config, world)
-    device = torch.device("cuda", 0) if accelerator == "gpu" else torch.device("cpu")
+    device = torch.device("cuda", 0) if choose_accelerator(config, world) == "gpu" else torch.device("cpu")
     network = build_model(config.model, images.num_classes)
-    network.load_state_dict(content["state_dict"])
+    _load(network, content["state_dict"], images, checkpoint)
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     normalize = Normalize(tuple(config.data.mean), tuple(config.data.std)).to(device)
+    plan = _plan(config, images)
+    epoch = _epoch_of(header, plan)
+    shown_px = epoch.val_px if px is None else px
     path = build_data_path(config, images, plan, device=device, rank=0, world_size=1)
-    last = config.stages[-1]
     try:
         correct1, correct5, count = evaluate(
             network,
             normalize,
             path,
-            px=px or last.val_px,
-            rectangular=last.rectangular_val,
+            px=shown_px,
+            rectangular=epoch.rectangular_val,
             device=device,
             dtype=DTYPES[config.trainer.precision],
         )
     finally:
         path.close()
+    top1 = 100 * correct1 / count
     top5 = 100 * correct5 / count if images.num_classes >= MIN_CLASSES_FOR_TOP5 else None
-    figures = {"checkpoint": str(checkpoint), "weights": "raw", "px": px or last.val_px, "num_val": count}
-    figures |= {"top1": 100 * correct1 / count, "top5": top5}
+    figures = {"checkpoint": str(checkpoint), "weights": "raw", "px": shown_px, "num_val": count}
     if json_file:
-        write_json(json_file, figures)
+        write_json(json_file, {**figures, "top1": top1, "top5": top5})
     words = f" top5 {top5:.2f}%" if top5 is not None else ""
-    return f"{checkpoint}: top1 {100 * correct1 / count:.2f}%{words} at {px or last.val_px} px; N={count}; raw weights"
+    whose = f" (stage {epoch.stage}'s)" if px is None else ""
+    return f"{checkpoint}: top1 {top1:.2f}%{words} at {shown_px} px{whose}; N={count}; raw weights"
+
+
+def _open(checkpoint: Path) -> dict[str, Any]:
+    """The content of a checkpoint, with all that an evaluation reads in it."""
+    other = "fasttrain eval RUN/checkpoints/best.ckpt"
+    if checkpoint.is_dir():
+        names = ("checkpoints/best.ckpt", "checkpoints/last.ckpt", "best.ckpt", "last.ckpt")
+        inside = next((checkpoint / name for name in names if (checkpoint / name).is_file()), None)
+        what = f"{checkpoint}: a folder, expected a checkpoint file"
+        raise ConfigError(Problem(what, f"fasttrain eval {inside}" if inside else other))
+    if not checkpoint.is_file():
+        raise ConfigError(Problem(f"{checkpoint}: there is no such file", other))
+    try:
+        content = read_checkpoint(checkpoint)
+    except ConfigError as error:
+        reason = "it is empty" if checkpoint.stat().st_size == 0 else "it is cut short, or not from torch.save"
+        what = f"cannot be read: {reason}" if error.__cause__ else "not a checkpoint of a fasttrain run"
+        raise ConfigError(Problem(f"{checkpoint}: {what}", other)) from error
+    header = content["fasttrain"]
+    if not isinstance(header.get("config"), str):
+        raise ConfigError(Problem(f"{checkpoint}: nothing in it says the run's config", other))
+    if not isinstance(content.get("state_dict"), Mapping):
+        raise ConfigError(Problem(f"{checkpoint}: it has no weights (state_dict)", other))
+    return content
+
+
+def _config(config: RunConfig, root: Path | None) -> RunConfig:
+    """The run's config for one device of this machine, whatever it was trained on, and for any number of images."""
+    data = config.data
+    if root is not None:
+        data = replace(data, root=str(root.expanduser().resolve()))
+    if root is not None or data.backend != "synthetic":
+        backend = "torchvision" if data.backend == "torchvision" else "auto"
+        data = replace(data, backend=backend, num_train=None, num_val=None, num_classes=None)
+    trainer = replace(config.trainer, devices=1, num_nodes=1)
+    if not torch.cuda.is_available():
+        precision = "fp32" if trainer.precision == "fp16" else trainer.precision
+        trainer = replace(trainer, accelerator="cpu", precision=precision)
+    return replace(
+        config,
+        data=data,
+        model=replace(config.model, pretrained=False, init_from=None, num_classes=None),
+        trainer=trainer,
+        dry_run=False,
+    )
+
+
+def _plan(config: RunConfig, images: Scan) -> Plan:
+    """The run's epochs; a set too small to train on can still be validated on."""
+    return build_plan(
+        config.stages,
+        num_train=max(images.num_train, *(stage.batch_size for stage in config.stages)),
+        world_size=1,
+        device_batch_size=config.trainer.device_batch_size,
+        steps_per_stage=config.trainer.steps_per_stage,
+    )
+
+
+def _epoch_of(header: Mapping[str, Any], plan: Plan) -> EpochPlan:
+    """The epoch in which a checkpoint was written; the last one where it does not say."""
+    begun = len(header.get("epochs") or plan.epochs)
+    return plan.epochs[min(begun, len(plan.epochs)) - 1]
+
+
+def _compare_classes(trained: Sequence[str] | None, images: Scan, checkpoint: Path) -> None:
+    """Refuse a set whose class ids mean something else than in training."""
+    found = images.classes
+    if not trained or not found or list(trained) == list(found):
+        return
+    if len(trained) != len(found):
+        raise _other_number(images, len(trained), checkpoint)
+    differing = [
+        f"class {label} is {ours} there, {theirs} here"
+        for label, (ours, theirs) in enumerate(zip(trained, found, strict=True))
+        if ours != theirs
+    ]
+    more = f" and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
+    raise DataError(
+        Problem(
+            f"{images.root} has other classes than {checkpoint} was trained on: "
+            f"{'; '.join(differing[:MAX_NAMED])}{more}",
+            "--root PATH of a set with the same class folders",
+        )
+    )
+
+
+def _other_number(images: Scan, trained: int, checkpoint: Path) -> DataError:
+    return DataError(
+        Problem(
+            f"{images.root} has {images.num_classes} classes, {checkpoint} was trained on {trained}",
+            "--root PATH of a set with the same class folders",
+        )
+    )
+
+
+def _load(network: nn.Module, weights: Mapping[str, Any], images: Scan, checkpoint: Path) -> None:
+    """Put the weights into the network; without class names in the checkpoint, its outputs say how many there were."""
+    for key, tensor in network.state_dict().items():
+        there = weights.get(key)
+        if there is None or there.shape == tensor.shape or not tensor.ndim or not there.ndim:
+            continue
+        if tensor.shape[0] == images.num_classes and tensor.shape[1:] == there.shape[1:]:
+            raise _other_number(images, there.shape[0], checkpoint)
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            Problem(f"{checkpoint}: its weights do not fit the network that its config names: {reason}")
+        ) from error

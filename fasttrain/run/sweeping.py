@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fasttrain.config.compose import ComposedRun
 from fasttrain.config.sweep import compose_sweep
 from fasttrain.errors import FasttrainError, MachineError, Problem, Stopped
+from fasttrain.report.clock import JOB_STARTED
 from fasttrain.report.console import configure_logging
 from fasttrain.run.exits import exit_code_of
+
+# A job that ends with one of these was told to stop (Ctrl-C, SIGTERM), and so was the sweep.
+STOPPED_CODES = (130, 143)
+MAX_NAMED = 10
 
 
 def run_sweep(overrides: list[str], config_dir: Path | None, train: Callable[[ComposedRun], int]) -> int:
@@ -26,29 +34,94 @@ def run_sweep(overrides: list[str], config_dir: Path | None, train: Callable[[Co
 
     Returns:
         0, or the exit code of the first job that failed.
+
+    Raises:
+        Stopped: A signal ended a job; says how to go on with it, and with the jobs behind it.
     """
     jobs = compose_sweep(overrides, config_dir=config_dir)
-    folder = _sweep_folder()
-    folders, failures = [], []
+    folder = _make_sweep_folder()
+    commands = [_command(job, config_dir, folder / str(number)) for number, (job, _) in enumerate(jobs)]
+    trained: list[Path] = []
+    failures: list[int] = []
     for number, (job, run) in enumerate(jobs):
         configure_logging(None, 0)
         print(f"\njob {number + 1} of {len(jobs)}: {' '.join(job)}", flush=True)
-        folders.append(folder / str(number))
+        path = folder / str(number)
         try:
-            train(replace(run, config=replace(run.config, run_dir=str(folders[-1]))))
-        except (Stopped, KeyboardInterrupt):
-            raise
-        except FasttrainError as error:
+            with _own_clock(number):
+                train(replace(run, config=replace(run.config, run_dir=str(path))))
+        except KeyboardInterrupt as error:
+            raise _stopped(error, number, commands) from error
+        except Exception as error:
+            if isinstance(error, FasttrainError) and error.exit_code in STOPPED_CODES:
+                raise _stopped(error, number, commands) from error
             failures.append(exit_code_of(error, debug=run.config.debug))
-    print(f"\n{len(jobs) - len(failures)} of {len(jobs)} jobs finished in {folder}")
-    print(f"compare them: fasttrain report {' '.join(str(path) for path in folders)}")
+        else:
+            if not run.config.dry_run:
+                trained.append(path)
+    _print_end(len(jobs), len(failures), trained, folder)
     return failures[0] if failures else 0
 
 
-def _sweep_folder() -> Path:
+def print_sweep(overrides: list[str], config_dir: Path | None) -> None:
+    """``-m --cfg job``: every job's settings, with the source of each."""
+    from fasttrain.config.show import config_text
+
+    jobs = compose_sweep(overrides, config_dir=config_dir)
+    for number, (job, run) in enumerate(jobs):
+        print(f"# job {number + 1} of {len(jobs)}: {' '.join(job)}\n{config_text(run)}")
+
+
+@contextlib.contextmanager
+def _own_clock(number: int) -> Iterator[None]:
+    """Let a job's wall time begin with the job: the time of those before it is not its own."""
+    if number:
+        os.environ[JOB_STARTED] = repr(time.monotonic())
+    try:
+        yield
+    finally:
+        os.environ.pop(JOB_STARTED, None)
+
+
+def _print_end(num_jobs: int, num_failed: int, trained: Sequence[Path], folder: Path) -> None:
+    print(f"\n{num_jobs - num_failed} of {num_jobs} jobs finished in {folder}")
+    if trained:
+        what = "compare them" if len(trained) > 1 else "its report"
+        print(f"{what}: fasttrain report {shlex.join(str(path) for path in trained)}")
+
+
+def _command(job: Sequence[str], config_dir: Path | None, path: Path) -> str:
+    """The command line that trains one job by itself, into the folder that it has in the sweep."""
+    own = ["--config-dir", str(config_dir)] if config_dir else []
+    return shlex.join(["python", "train.py", *own, *job, f"run_dir={path}"])
+
+
+def _stopped(error: BaseException, number: int, commands: Sequence[str]) -> Stopped:
+    what = error.problems[0].what if isinstance(error, FasttrainError) else "interrupted"
+    code = error.exit_code if isinstance(error, FasttrainError) else 130
+    lines = [f"go on with this job: {commands[number]} resume=auto"]
+    behind = commands[number + 1 :]
+    if behind:
+        lines.append(f"then the {len(behind)} jobs that have not begun:" if len(behind) > 1 else "then the last job:")
+        lines += [f"    {command}" for command in behind[:MAX_NAMED]]
+        if len(behind) > MAX_NAMED:
+            lines.append(f"    ... and {len(behind) - MAX_NAMED} more, each with its own values and run_dir")
+    return Stopped(Problem(f"job {number + 1} of {len(commands)}: {what}", "\n    ".join(lines)), code)
+
+
+def _make_sweep_folder() -> Path:
+    """A new folder that no other sweep has, not even one of the same second."""
     stem = Path.cwd() / "runs" / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_sweep"
     for number in range(1, 1000):
         path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
-        if not path.exists():
-            return path
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise MachineError(
+                Problem(f"{path} cannot be made: {reason}", "start the sweep in a folder that you can write to")
+            ) from error
+        return path
     raise MachineError(Problem(f"{stem.parent} holds 1,000 sweeps of this second", "wait a second"))

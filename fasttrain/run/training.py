@@ -61,11 +61,14 @@ class Parts:
     signals: StopSignals
 
 
-def find_checkpoint(run: ComposedRun, plan: Plan, run_dir: Path, resume: str | None) -> FoundCheckpoint | None:
+def find_checkpoint(
+    run: ComposedRun, images: Scan, plan: Plan, run_dir: Path, resume: str | None
+) -> FoundCheckpoint | None:
     """The checkpoint to continue from, checked against this run; None starts from the beginning.
 
     Raises:
         ConfigError: It is missing or broken, or belongs to another run.
+        DataError: It was trained on other classes.
     """
     if resume is None:
         return None
@@ -77,7 +80,7 @@ def find_checkpoint(run: ComposedRun, plan: Plan, run_dir: Path, resume: str | N
         path, content = newest
     else:
         path, content = Path(resume), read_checkpoint(Path(resume))
-    check_resume(content, path, run.values, plan, force=run.config.resume_force)
+    check_resume(content, path, run.values, plan, classes=images.classes, force=run.config.resume_force)
     return FoundCheckpoint(path, content)
 
 
@@ -122,9 +125,14 @@ def build(
         num_val=images.num_val,
         num_classes=images.num_classes,
     )
-    report = _report(run, images, plan, world, run_dir, device)
+    report = _report(run, images, plan, world, run_dir, device, data.backend.name)
     signals = StopSignals()
-    header = {"config": run.text, "preprocessing": preprocessing_description(config), "recipe": config.recipe}
+    header = {
+        "config": run.text,
+        "preprocessing": preprocessing_description(config),
+        "recipe": config.recipe,
+        "classes": list(images.classes),
+    }
     callbacks: list[Callback] = [
         *([Resume(checkpoint.content, checkpoint.path)] if checkpoint else []),
         trainer_fit.SignalsOn(signals),
@@ -149,7 +157,13 @@ def build(
 
 
 def _report(
-    run: ComposedRun, images: Scan, plan: Plan, world: World, run_dir: Path, device: torch.device
+    run: ComposedRun,
+    images: Scan,
+    plan: Plan,
+    world: World,
+    run_dir: Path,
+    device: torch.device,
+    backend: str | None,
 ) -> ReportCallback:
     machine = describe_machine(run.config, device_type=device.type, world_size=world.size)
     left = handed_over()
@@ -162,6 +176,7 @@ def _report(
         num_val=images.num_val,
         num_classes=images.num_classes,
         machine=machine,
+        backend=backend,
         overrides=[f"{key}={value}" for key, value, _ in (left.overrides if left else given(run))],
     )
     started = left.process_start if left else process_start_time()
@@ -186,6 +201,18 @@ def fit(parts: Parts) -> None:
     finally:
         parts.signals.restore()
         parts.data.close()
+
+
+def report_finished(
+    run: ComposedRun, images: Scan, plan: Plan, world: World, run_dir: Path, checkpoint: FoundCheckpoint
+) -> None:
+    """Say that nothing is left to do; write the report where the process ended before it could."""
+    log.info("nothing to do: the run in %s is finished", run_dir)
+    if world.rank == 0 and not (run_dir / "report" / "result.json").is_file():
+        report = _report(run, images, plan, world, run_dir, torch.device("cpu"), backend=None)
+        report.load_state_dict(checkpoint.content["callbacks"][report.state_key])
+        report.reopen()
+        log.info(report.line(report.finish()))
 
 
 def finish(parts: Parts) -> int:

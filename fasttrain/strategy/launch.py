@@ -15,13 +15,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttrain.errors import FasttrainError, Problem
+from fasttrain.errors import FasttrainError, MachineError, Problem
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 # The variable by which the ranks that this program starts know it, and what else they must know (a Handover).
 HANDOVER = "FASTTRAIN_HANDOVER"
+
+# Exit code of a run that SIGTERM ended.
+STOPPED = 143
+
+# Signals that end a rank from outside, or by a fault below Python.
+KILLERS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 
 
 @dataclass(frozen=True)
@@ -111,13 +117,16 @@ def launch_ranks(num_ranks: int, handover: Handover) -> None:
     try:
         elastic_launch(config, sys.executable)("-u", "-m", "fasttrain", "rank")
     except ChildFailedError as error:
-        failed = [_last_words(rank, failure) for rank, failure in error.failures.items()]
+        # A rank that was killed can say nothing; what the others say then follows from it.
+        killed = [(0, *_killed(rank, -f.exitcode)) for rank, f in error.failures.items() if -f.exitcode in KILLERS]
+        failed = killed or [_last_words(rank, failure) for rank, failure in error.failures.items()]
         _, message, exit_code = min(failed)
         raise RankFailed(message, exit_code) from None
     except SignalException as error:
         if error.sigval == signal.SIGINT:
             raise KeyboardInterrupt from None
-        raise RankFailed("terminated after saving; continue with resume=auto", 128 + int(error.sigval)) from None
+        text = "stopped: terminated; resume=auto goes on from the newest checkpoint, where one was written"
+        raise RankFailed(text, STOPPED) from None
     finally:
         os.environ.pop(HANDOVER, None)
 
@@ -140,6 +149,18 @@ def leave_last_words(message: str, exit_code: int) -> None:
         # The nesting is the one that torch's agent expects of an error file.
         content = {"message": {"message": message, "extraInfo": details}}
         Path(path).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _killed(rank: int, number: int) -> tuple[str, int]:
+    """The words and the exit code for a rank that a signal ended."""
+    name = signal.Signals(number).name
+    error = MachineError(
+        Problem(
+            f"rank {rank} was killed ({name})",
+            "look for a lack of memory (dmesg, the cluster's log); resume=auto goes on from the newest checkpoint",
+        )
+    )
+    return str(error), error.exit_code
 
 
 def _last_words(rank: int, failure: ProcessFailure) -> tuple[int, str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fasttrain.config.schema import RunConfig
-from fasttrain.errors import ConfigError, Problem
+from fasttrain.errors import ConfigError, MachineError, Problem
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,40 @@ def find_world(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Wo
     Raises:
         ConfigError: The launcher started another number of ranks than asked for, or several machines
             were asked for without a launcher.
+        MachineError: The launcher's variables are incomplete or no numbers.
     """
     devices, num_nodes = config.trainer.devices, config.trainer.num_nodes
-    if "TORCHELASTIC_RUN_ID" in environ or {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= set(environ):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    missing = [name for name in names if name not in environ]
+    if _number(environ, "WORLD_SIZE", 1) > 1 and missing:
+        raise MachineError(
+            Problem(
+                f"WORLD_SIZE={environ['WORLD_SIZE']} is set, but {' and '.join(missing)} is not: this process cannot "
+                "tell which rank it is",
+                "start with torchrun, which sets all of them, or unset WORLD_SIZE",
+            )
+        )
+    if not missing:
+        size = _number(environ, "WORLD_SIZE", 1)
         found = World(
-            rank=int(environ["RANK"]),
-            local_rank=int(environ["LOCAL_RANK"]),
-            size=int(environ["WORLD_SIZE"]),
-            local_size=int(environ.get("LOCAL_WORLD_SIZE", environ["WORLD_SIZE"])),
+            rank=_number(environ, "RANK", 0),
+            local_rank=_number(environ, "LOCAL_RANK", 0),
+            size=size,
+            local_size=_number(environ, "LOCAL_WORLD_SIZE", size),
             launcher="torchrun",
         )
-    elif int(environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environ:
-        tasks, nodes = int(environ["SLURM_NTASKS"]), int(environ.get("SLURM_NNODES", "1"))
+    elif _number(environ, "SLURM_NTASKS", 1) > 1 and "SLURM_PROCID" in environ:
+        if "SLURM_NTASKS_PER_NODE" not in environ:
+            raise MachineError(
+                Problem(
+                    f"SLURM started {environ['SLURM_NTASKS']} tasks without saying how many on each machine",
+                    "srun --ntasks-per-node=N (one task a GPU)",
+                )
+            )
+        tasks, nodes = _number(environ, "SLURM_NTASKS", 1), _number(environ, "SLURM_NNODES", 1)
         found = World(
-            rank=int(environ["SLURM_PROCID"]),
-            local_rank=int(environ.get("SLURM_LOCALID", "0")),
+            rank=_number(environ, "SLURM_PROCID", 0),
+            local_rank=_number(environ, "SLURM_LOCALID", 0),
             size=tasks,
             local_size=tasks // nodes,
             launcher="slurm",
@@ -83,3 +102,11 @@ def find_world(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Wo
             )
         )
     return found
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    """A launcher's variable as a whole number."""
+    text = environ.get(name, str(default))
+    if not text.isdigit():
+        raise MachineError(Problem(f"{name}={text}: expected a whole number", f"unset {name}, or start with torchrun"))
+    return int(text)

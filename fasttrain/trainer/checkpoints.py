@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from fasttrain.config.schema import TargetConfig
 from fasttrain.errors import MachineError, Problem, Stopped
@@ -112,7 +113,7 @@ class Checkpoints(Callback):
         self.signals.reached_boundary()
         raise Stopped(
             Problem(
-                f"stopped at step {module.step} of {module.plan.total_steps}; saved to {self.folder / 'last.ckpt'}",
+                f"at step {module.step} of {module.plan.total_steps}; saved to {self.folder / 'last.ckpt'}",
                 f"the same command with run_dir={self.folder.parent} resume=auto continues",
             ),
             self.signals.exit_code(),
@@ -122,23 +123,46 @@ class Checkpoints(Callback):
         last, previous = self.folder / "last.ckpt", self.folder / "previous.ckpt"
         unfinished = self.folder / "last.ckpt.unfinished"
         with self.uncounted():
-            try:
-                trainer.save_checkpoint(unfinished, weights_only=False)
-                if trainer.is_global_zero:
-                    sync_to_disk(unfinished)
+            trainer.save_checkpoint(unfinished, weights_only=False)
+            if trainer.is_global_zero:
+                with explain_write(unfinished):
                     if last.exists():
                         os.replace(last, previous)
                     os.replace(unfinished, last)
                     if best:
                         replace_by_copy(last, self.folder / "best.ckpt")
-            except (OSError, RuntimeError) as error:
-                raise MachineError(
-                    Problem(
-                        f"could not write {unfinished}: {error}; the checkpoints written before are intact",
-                        "make room or correct the folder's permissions, then continue with "
-                        f"run_dir={self.folder.parent} resume=auto",
-                    )
-                ) from error
+
+
+class WholeFileIO(TorchCheckpointIO):
+    """Writes a checkpoint straight to its (temporary) name and waits until it is on the disk."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        path = Path(path)
+        with explain_write(path):
+            torch.save(checkpoint, path)
+            sync_to_disk(path)
+
+
+@contextmanager
+def explain_write(path: Path) -> Iterator[None]:
+    """Turn a failed write into words; what was half written is removed.
+
+    Raises:
+        MachineError: The disk is full, or the folder cannot be written.
+    """
+    try:
+        yield
+    # torch's writer reports a full disk as a RuntimeError.
+    except (OSError, RuntimeError) as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise MachineError(
+            Problem(
+                f"could not write {path}: {' '.join(str(error).split())}; the checkpoints written before are intact",
+                "make room or correct the folder's permissions, then continue with "
+                f"run_dir={path.parent.parent} resume=auto",
+            )
+        ) from error
 
 
 def position(module: ClassifierModule) -> list[list[int]]:

@@ -35,4 +35,4 @@ class EpochSteps:
 
 def seed_epoch(seed: int, epoch: int, rank: int) -> None:
     """Make the random numbers of an epoch (dropout, stochastic depth) a function of (seed, epoch, rank)."""
-    torch.manual_seed((seed * 1_000_003 + epoch) * 65_537 + rank)
+    torch.manual_seed(((seed * 1_000_003 + epoch) * 65_537 + rank) % 2**63)

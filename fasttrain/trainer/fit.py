@@ -13,6 +13,7 @@ from pytorch_lightning.strategies import Strategy
 
 from fasttrain.config.schema import RunConfig, TargetConfig
 from fasttrain.strategy.world import World
+from fasttrain.trainer.checkpoints import WholeFileIO
 from fasttrain.trainer.module import ClassifierModule
 from fasttrain.trainer.results import accuracy_of
 from fasttrain.trainer.signals import StopSignals
@@ -91,6 +92,7 @@ def fit(
         precision=PRECISION[config.trainer.precision],  # type: ignore[arg-type]
         max_epochs=len(module.plan.epochs),
         callbacks=[*callbacks, *bars],
+        plugins=[WholeFileIO()],
         deterministic=config.deterministic,
         benchmark=not config.deterministic,
         reload_dataloaders_every_n_epochs=1,

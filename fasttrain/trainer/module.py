@@ -225,7 +225,26 @@ class ClassifierModule(LightningModule):
 
     # --- validation ---
 
+    def check_weights(self) -> None:
+        """See that training left numbers behind (a host sync), before they are validated and saved.
+
+        Raises:
+            TrainingError: A weight is infinite or not a number.
+        """
+        norms = torch._foreach_norm([parameter.detach() for parameter in self.network.parameters()])
+        if not bool(torch.isfinite(torch.stack([norm.float() for norm in norms])).all()):
+            epoch, lr = self.epoch_plan, self.schedule.lr(max(0, self.step - 1))
+            raise TrainingError(
+                Problem(
+                    f"weights are no longer finite after epoch {epoch.epoch + 1}, step {self.step} "
+                    f"(lr {lr:.4g}, {epoch.px} px); the checkpoints written before are intact",
+                    f"a lower optimizer.lr (half: optimizer.lr={self.config.optimizer.lr / 2:.3g}), a longer "
+                    "schedule.warmup_epochs, or optimizer.clip_norm=1.0",
+                )
+            )
+
     def on_validation_start(self) -> None:
+        self.check_weights()
         self.accuracy_meter = AccuracyMeter(self.device)
         self.share_buffers()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fasttrain.config.compose import load_run
 from fasttrain.config.flat import config_diff
-from fasttrain.errors import ConfigError, FasttrainError, Problem
+from fasttrain.errors import ConfigError, DataError, FasttrainError, Problem
 from fasttrain.stages import Plan
 from fasttrain.trainer.module import ClassifierModule
 
@@ -58,14 +60,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        reason = "it is empty" if path.stat().st_size == 0 else "it is cut short, or no file that torch.save wrote"
         raise ConfigError(
-            Problem(
-                f"the checkpoint {path} cannot be read ({type(error).__name__}: {reason})",
-                "use another checkpoint",
-            )
+            Problem(f"the checkpoint {path} cannot be read: {reason}", "use another checkpoint")
         ) from error
-    if not isinstance(content, dict) or "fasttrain" not in content:
+    header = content.get("fasttrain") if isinstance(content, dict) else None
+    if not isinstance(header, dict) or not {"config", "step", "epochs"} <= header.keys():
         raise ConfigError(
             Problem(
                 f"{path} is not a checkpoint of a fasttrain run, so there is no position to continue from",
@@ -75,16 +75,34 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_resume(content: dict[str, Any], path: Path, config: dict[str, Any], plan: Plan, *, force: bool) -> None:
+def check_resume(
+    content: dict[str, Any],
+    path: Path,
+    config: dict[str, Any],
+    plan: Plan,
+    *,
+    classes: Sequence[str],
+    force: bool,
+) -> None:
     """Refuse to continue where the result would not be the same run's.
 
-    Prints what differs between the checkpoint's config and this one. ``config`` is the plain config.
+    Prints what differs between the checkpoint's config and this one.
+
+    Args:
+        content: Of the checkpoint.
+        path: Of the checkpoint.
+        config: This run's settings as plain types.
+        plan: This run's plan.
+        classes: Names of this run's classes, by id; empty for random pixels.
+        force: Accept other model and data settings.
 
     Raises:
+        DataError: The data's classes are others, so that labels would be shifted.
         ConfigError: Model or data settings differ (unless ``force``), or the epochs behind the checkpoint's
             position are other ones in this plan.
     """
     header = content["fasttrain"]
+    check_classes(header, path, classes)
     differences = [
         (key, old, new)
         for key, old, new in config_diff(load_run(header["config"]).values, config)
@@ -113,6 +131,24 @@ def check_resume(content: dict[str, Any], path: Path, config: dict[str, Any], pl
                 *refused,
                 Problem("a resume with other model or data settings is another run", "resume_force=true"),
             ]
+        )
+
+
+def check_classes(header: dict[str, Any], path: Path, classes: Sequence[str]) -> None:
+    """See that class ids mean the same in a checkpoint and in the data.
+
+    Raises:
+        DataError: They do not.
+    """
+    then, now = list(header.get("classes", ())), list(classes)
+    if then and now and then != now:
+        others = [f"{i}: {a} / {b}" for i, (a, b) in enumerate(zip_longest(then, now, fillvalue="none")) if a != b]
+        raise DataError(
+            Problem(
+                f"{path} was trained on other classes than the data has; labels would be shifted "
+                f"(id: then / now): {', '.join(others[:5])}{', ...' if len(others) > 5 else ''}",
+                "give data.root the data set on which it was trained",
+            )
         )
 
 

@@ -60,6 +60,22 @@ BROKEN = {
         f"{STAGES}optimizer: {{lrr: 1, lr: abc}}\nfoo: 1\n",
         ["optimizer.lrr: no such setting; did you mean optimizer.lr?", "foo: no such", "optimizer.lr=abc: expected"],
     ),
+    "misspelt parts": (
+        f"{STAGES}default: [base]\noptimzer: {{lr: 1}}\noptimizer: {{learning_rate: 0.1}}\n",
+        [
+            "default: no such setting; did you mean defaults?",
+            "mine.yaml: defaults: [base]",
+            "optimzer: no such setting; did you mean optimizer?",
+            "mine.yaml: optimizer: {lr: 1}",
+            "optimizer.learning_rate: no such setting; did you mean optimizer.lr?",
+            "mine.yaml: optimizer: {lr: 0.1}",
+        ],
+    ),
+    "dots": (f"{STAGES}optimizer.lr: 0.1\n", ["a key with a dot is not read", "mine.yaml: optimizer: {lr: 0.1}"]),
+    "wrong values": (
+        STAGES.replace("px: 32", "px: 3", 1) + "optimizer: {lr: abc}\n",
+        ["mine.yaml: optimizer: {lr: 0.5}", "mine.yaml: px: 96 in row 0 of stages"],
+    ),
     "misspelt in a row": (
         STAGES.replace("val_px", "valpx"),
         ["stages[0].valpx=32: a stage has no valpx; did you mean val_px?", "stages[0].val_px: not given"],
@@ -67,7 +83,10 @@ BROKEN = {
     "one option's key": (f"{STAGES}schedule: {{power: 2}}\n", ["schedule.power: belongs to schedule=polynomial"]),
     "option as a value": ("optimizer: sgd\n", ["does not choose an option", "defaults: [override /optimizer: sgd]"]),
     "option by hand": ("schedule: {kind: step}\n", ["does not choose an option", "override /schedule: step"]),
-    "unknown option": ("defaults: [override /schedule: cosin]\n", ["did you mean cosine?", "schedule=cosine"]),
+    "unknown option": (
+        "defaults: [override /schedule: cosin]\n",
+        ["did you mean cosine?", "mine.yaml: defaults: [override /schedule: cosine]"],
+    ),
     "no override": ("defaults: [/schedule: cosine]\n", ["fix: override /schedule: cosine"]),
     "no slash": ("defaults: [override schedule: cosine]\n", ["fix: override /schedule: cosine"]),
     "unknown stage": ("defaults: [override /optimiser: sgd]\n", ["fix: override /optimizer: sgd"]),
@@ -103,6 +122,26 @@ def test_folder_that_nothing_reads(tmp_path: Path) -> None:
     assert "no such folder" in error_of(tmp_path / "missing", "recipe=cifar10_basic")
     write(tmp_path, "recipes/mine.yaml", STAGES)
     assert "rename it to recipe/" in error_of(tmp_path, "recipe=mine")
+
+
+def test_folder_one_too_low(tmp_path: Path) -> None:
+    write(tmp_path, "recipe/mine.yaml", STAGES)
+    message = error_of(tmp_path / "recipe", "recipe=mine")
+    assert message.count("config error") == 1
+    assert (
+        f"one level too low: it is the folder recipe/ itself\n    fix: recipe=mine --config-dir {tmp_path}" in message
+    )
+    write(tmp_path, "other/mine.yaml", STAGES)
+    assert f"fix: move them into {tmp_path}/other/recipe/" in error_of(tmp_path / "other", "recipe=mine")
+
+
+def test_recipe_by_its_path(tmp_path: Path) -> None:
+    write(tmp_path, "recipe/mine.yaml", STAGES)
+    message = error_of(tmp_path, f"recipe={tmp_path}/recipe/mine.yaml")
+    assert message.endswith("chosen by its name, not by its path\n    fix: recipe=mine")
+    with pytest.raises(ConfigError, match=f"fix: recipe=mine --config-dir {tmp_path}$"):
+        compose_run([f"recipe={tmp_path}/recipe/mine.yaml"])
+    assert "fix: recipe=quickstart" in error_of(tmp_path, f"recipe={project_folder('recipes')}/quickstart.yaml")
 
 
 def test_option_without_a_kind(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fasttrain.config.compose import ComposedRun, compose_run
+from fasttrain.config.describe import paste_text
 from fasttrain.config.files import OptionFiles
 from fasttrain.config.overrides import read_overrides
 from fasttrain.config.schema import HybridConfig, MomentumCycleConfig, PolynomialScheduleConfig
@@ -35,12 +37,18 @@ BAD = [
     ("optimizer.lr=0.1,0.2", "several values", "add -m"),
     ("optimizer.lr", "no value is given; expected a number", "optimizer.lr=0.5"),
     ("--optimizer.lr=1", "settings are written KEY=VALUE", "optimizer.lr=1"),
+    ("dry_run", "no value is given; expected true or false", "dry_run=true"),
+    ("trainer.devices", "no value is given; expected a whole number", "trainer.devices=1"),
+    ("--dry_run", "settings are written KEY=VALUE", "dry_run=true"),
+    ("--schedule", "settings are written KEY=VALUE", "schedule=cosine"),
+    ("optimizr=sgd", "no such setting; did you mean optimizer?", "optimizer=sgd"),
+    ("optimizer.learning_rate=1", "did you mean optimizer.lr?", "optimizer.lr=1"),
     ("seed=-1", "a whole number of at least 0 and below 4294967296", "seed=1"),
     ("trainer.devices=2.5", "a whole number from 1 to 1024 (devices of each node)", "trainer.devices=1"),
     ("trainer.compile=yes", "expected true or false", "trainer.compile=true"),
     ("dry_run=0", "expected true or false", "dry_run=false"),
     ("trainer.precision=fp46", "expected one of fp32, bf16, fp16", "trainer.precision=fp16"),
-    ("data.root=", "expected a path, or null", "data.root=/path/to/imagenet"),
+    ("data.root=", "expected a path, or null", "data.root=/path/to/images"),
     ("data.root=/a,b", "several values", "'data.root=\"/a,b\"'"),
     ("data.root='/a", "the value cannot be read", "'data.root=\"/a\"'"),
     ("data.mean=0.1,0.2,0.3", "a list of 3 numbers from 0 to 1", "'data.mean=[0.1,0.2,0.3]'"),
@@ -113,6 +121,27 @@ def test_all_errors_come_together(errors: Callable[..., str]) -> None:
     for part in ("optimizer.lr=-1", "lrr=0.2", "seed=-1", "optimizer=hybird", "data.mean=0.1", "stages[1].px=4"):
         assert part in text
     assert "(from command line)" in text
+
+
+def test_flags_of_other_programs_are_one_problem(compose: Compose) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_run(["--recipe", "quickstart"])
+    (problem,) = caught.value.problems
+    assert problem.what.startswith("--recipe quickstart: not a setting")
+    assert problem.fix == "recipe=quickstart"
+    with pytest.raises(ConfigError) as caught:
+        compose("--seed", "4", "--debug", "dry_run=true")
+    assert [problem.fix for problem in caught.value.problems] == ["seed=4", "debug=true"]
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [("/a/b", "data.root=/a/b"), ("/a b", "'data.root=/a b'"), ("/a,b c", "'data.root=\"/a,b c\"'"), ("/é", None)],
+)
+def test_paths_are_quoted_so_that_they_paste(compose: Compose, value: str, line: str | None) -> None:
+    pasted = paste_text("data.root", value)
+    assert line is None or pasted == line
+    assert compose(*shlex.split(pasted)).config.data.root == value
 
 
 def test_blanks_need_quotes(errors: Callable[..., str]) -> None:
@@ -207,3 +236,4 @@ def test_without_a_known_recipe_the_recipes_are_listed(recipe_dir: Path, overrid
     assert ("did you mean small?" in text) == any("sma" in word for word in overrides)
     assert ("did you mean optimizer.lr?" in text) == ("lrr=1" in overrides)
     assert len(caught.value.problems) == 1 + ("lrr=1" in overrides)
+    assert f"fix: recipe={'small' if any('sma' in word for word in overrides) else 'quickstart'}" in text

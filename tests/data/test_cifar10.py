@@ -40,6 +40,11 @@ def test_names_come_from_the_meta_file(root: Path) -> None:
     assert scan(make_config(kind="cifar10", root=str(root))).classes == tuple(names)
 
 
+def test_another_number_of_names(root: Path) -> None:
+    (root / "batches.meta.txt").write_text("plane\ncar\n")
+    assert "batches.meta.txt has 2 names of classes, expected 10" in message(root)
+
+
 def test_part_is_held_out(root: Path) -> None:
     (root / "test_batch.bin").unlink()
     found = scan(make_config(kind="cifar10", root=str(root), holdout_frac=0.2))

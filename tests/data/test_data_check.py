@@ -11,7 +11,10 @@ from tests.data.samples import make_config
 @pytest.mark.parametrize(
     ("settings", "what", "fix"),
     [
-        ({}, "data.root=null", "data.root=/path/to/imagenet"),
+        ({}, "data.root=null", "data.root=/path/to/images"),
+        ({"num_train": 1281167}, "data.root=null", "data.root=/path/to/imagenet"),
+        ({"kind": "cifar10"}, "data.root=null", "data.root=/path/to/cifar10"),
+        ({"kind": "cifar10", "run_dry_run": True}, "data.num_train", "data.num_train=50000 data.num_val=10000"),
         ({"backend": "synthetic", "num_val": 9}, "data.num_train, data.num_classes cannot be null", "data.num_train="),
         ({"run_dry_run": True, "num_train": 9, "num_val": 9}, "data.num_classes cannot be null", "num_classes=1000"),
         ({"root": "/x", "num_classes": 12, "model_classes": 10}, "model.num_classes=10", "model.num_classes=12"),

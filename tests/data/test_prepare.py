@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 import subprocess
 import sys
 import tarfile
@@ -102,6 +103,29 @@ def test_check_counts_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_check_of_a_missing_folder_is_a_data_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match="no such folder"):
         prepare(name, tmp_path / "absent", check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("imagenette", []),
+        ("imagenette", ["inner/train/a/1.JPEG", "inner/val/a/2.JPEG"]),
+        ("imagenette", ["train/a/1.JPEG"]),
+        ("imagenette", ["train/a/1.JPEG", "test/a/2.JPEG"]),
+        ("imagenette", ["a/1.JPEG"]),
+        ("imagenette", ["data_batch_1.bin"]),
+        ("cifar10", ["train/a/1.JPEG"]),
+        ("shapes", ["a/1.JPEG"]),
+    ],
+)
+def test_words_of_check_name_no_settings(tmp_path: Path, name: str, files: list[str]) -> None:
+    _write_images(tmp_path, files)
+    with pytest.raises(DataError) as caught:
+        prepare(name, tmp_path, check=True)
+    (problem,) = caught.value.problems
+    assert f"--root {tmp_path}" in problem.what
+    assert problem.fix
+    assert not re.search(r"\bdata[=.]\w+=?", str(caught.value).replace("data/README.md", "")), str(caught.value)
 
 
 def test_check_needs_a_root() -> None:

@@ -125,7 +125,7 @@ def test_class_folders_or_images_without_a_split(tmp_path: Path) -> None:
 
 def test_validation_under_another_name(tmp_path: Path) -> None:
     make_folder(tmp_path, {"train": {"a": 1, "b": 1}, "validation": {"a": 1, "b": 1}})
-    assert f"ln -s validation '{tmp_path}/val'" in message(tmp_path)
+    assert f"ln -s validation {tmp_path}/val" in message(tmp_path)
 
 
 def test_flat_validation_folder(folder: Path, tmp_path: Path) -> None:
@@ -226,3 +226,22 @@ def test_dry_run_reads_the_images_that_are_there(folder: Path, tmp_path: Path) -
 def test_kind_and_folder_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     assert "fix: data=imagefolder" in message(folder, kind="cifar10")
     assert "fix: data=cifar10" in message(write_cifar10(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["imagefolder", "cifar10", "shapes"])
+def test_dry_run_without_the_folder(tmp_path: Path, kind: str) -> None:
+    root = tmp_path / "gone"
+    assert f"data.root={root}: no such folder" in message(root, kind=kind, run_dry_run=True)
+    known = {"num_train": 20, "num_val": 10, "num_classes": 10}
+    found = scan(make_config(kind=kind, root=str(root), run_dry_run=True, **known))
+    assert found.notes == (f"data.root={root} does not exist; the recipe's counts are used",)
+    assert (found.source, found.num_train) == ("expected", 20)
+    assert scan(make_config(kind=kind, run_dry_run=True, **known)).notes == ()
+
+
+def test_fixes_paste_where_paths_hold_blanks_and_commas(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "a, b" / "set", {"train": {"x": 1}, "val": {"x": 1}})
+    assert f"fix: 'data.root=\"{root}\"'" in message(root.parent)
+    assert f"fix: 'data.root=\"{root}\"'" in message(root / "train")
+    cifar10 = write_cifar10(tmp_path / "c d" / "bin")
+    assert f"fix: 'data.root={cifar10}'" in message(cifar10.parent, kind="cifar10")

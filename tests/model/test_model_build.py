@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import torch
 from torch import nn
 
 from fasttrain.config.schema import BatchNormConfig, ModelConfig
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, MachineError
+from fasttrain.model import hub
 from fasttrain.model.batchnorm import batchnorms
 from fasttrain.model.build import build_model
 
@@ -176,3 +179,33 @@ def test_init_from_a_file_that_is_no_checkpoint(tmp_path: Any) -> None:
     torch.save({"epoch": 3}, tmp_path / "empty.ckpt")
     assert "holds no weights" in refused(init_from=str(tmp_path / "empty.ckpt"))
     assert "no such file" in refused(init_from=str(tmp_path / "none.ckpt"))
+
+
+def test_an_unreadable_file_is_told_in_one_plain_reason(tmp_path: Any) -> None:
+    broken = tmp_path / "broken.ckpt"
+    for content, reason in ((b"", "is empty"), (b"hello, no weights", "no file of torch.save"), (b"PK", "is cut off")):
+        broken.write_bytes(content)
+        assert reason in refused(init_from=str(broken))
+    torch.save({"state_dict": SimpleNamespace(a=1)}, broken)
+    message = refused(init_from=str(broken))
+    assert "holds objects other than tensors" in message
+    assert "weights_only" not in message
+    assert "Is a directory" in refused(init_from=str(tmp_path))
+
+
+def test_published_weights_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(*_: Any, **__: Any) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", no_network)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(MachineError) as caught:
+        build("resnet18", pretrained=True)
+    (problem,) = caught.value.problems
+    assert caught.value.exit_code == 4
+    assert "cannot connect to huggingface.co:443 (Network is unreachable)" in problem.what
+    assert problem.fix == "model.pretrained=false"
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: "/cache/model.safetensors")
+    assert hub.unreachable("resnet18") == ""

@@ -32,7 +32,8 @@ def stage(px: int, val_px: int, *, rectangular: bool = False) -> StageConfig:
 
 
 def run(*stages: StageConfig, **changes: Any) -> Any:
-    return SimpleNamespace(model=replace(CONFIG, **changes), stages=list(stages) or [stage(96, 128)])
+    trainer = SimpleNamespace(device_batch_size=None, devices=1, num_nodes=1)
+    return SimpleNamespace(model=replace(CONFIG, **changes), stages=list(stages) or [stage(96, 128)], trainer=trainer)
 
 
 def told(problems: list[Any]) -> str:
@@ -59,6 +60,37 @@ def test_rules_between_keys(tmp_path: Any) -> None:
     assert "both set the classifier" in told(check(run(init_from=str(weights), head_init_std=0.01)))
     assert "fix: model.batchnorm.zero_init_last=True" in told(check(run(args={"zero_init_last": True})))
     assert check(run(init_from=str(weights), batchnorm=replace(OWN, zero_init_last=False))) == []
+
+
+@pytest.mark.parametrize(
+    ("batch_sizes", "bound", "devices", "fixes"),
+    [
+        ([8, 16], 1, 1, ["trainer.device_batch_size=2"]),
+        ([9, 8], 1, 1, ["trainer.device_batch_size=3"]),
+        ([14, 8], 4, 2, ["trainer.device_batch_size=7 or stages.0.batch_size=12"]),
+        ([2, 1], None, 1, ["stages.1.batch_size=2"]),
+        ([8, 4], 1, 4, ["stages.1.batch_size=8", "trainer.device_batch_size=2"]),
+        ([7, 8], None, 1, []),
+        ([8, 8], 2, 1, []),
+        ([9], 1, 2, []),
+    ],
+)
+def test_batchnorm_of_one_image(batch_sizes: list[int], bound: int | None, devices: int, fixes: list[str]) -> None:
+    config = run(*(replace(stage(96, 128), batch_size=size) for size in batch_sizes))
+    config.trainer = SimpleNamespace(device_batch_size=bound, devices=devices, num_nodes=1)
+    problems = check_libraries(config, 10)
+    assert [problem.fix for problem in problems] == fixes
+    assert all("has BatchNorm, which needs at least 2" in problem.what for problem in problems)
+    config.model = replace(CONFIG, name="test_vit")
+    config.stages = [replace(row, px=160, val_px=160) for row in config.stages]
+    assert check_libraries(config, 10) == []
+
+
+def test_unknown_weights_of_a_known_network() -> None:
+    (problem,) = check_libraries(run(name="resnet18.nope"), 10)
+    assert problem.what.startswith("model.name=resnet18.nope: timm ")
+    assert "a1_in1k" in problem.what
+    assert problem.fix.startswith("model.name=resnet18 or model.name=resnet18.")
 
 
 def test_an_unknown_name_and_unknown_arguments() -> None:

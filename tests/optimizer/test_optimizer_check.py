@@ -101,6 +101,10 @@ def test_settings_that_a_class_would_ignore() -> None:
 
 def test_classes_that_do_not_fit_the_loop_or_the_network() -> None:
     assert "several times a step" in libraries("torch", name="LBFGS")[0][0]
+    for name in ("adahessian", "lookahead_adahessian"):
+        ((what, fix),) = libraries("timm", name=name)
+        assert what.startswith(f"optimizer.name={name}: this optimizer needs second derivatives")
+        assert fix == "optimizer.name=adamw"
     assert "refuses this network" in libraries("torch", name="Muon")[0][0]
 
 

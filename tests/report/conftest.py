@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
@@ -150,14 +150,21 @@ class FakeModule:
 class TinyRun:
     """Drives a ReportCallback through the hooks that Lightning calls, with a clock that moves by hand.
 
-    Process start to training 20 s; each epoch 10 s, its validation 3 s, its checkpoint 2 s.
+    Process start to training 20 s; each epoch 10 s, its validation 3 s, its checkpoint 2 s; what Lightning
+    does after the last one 5 s.
+
+    Args:
+        facts: The run.
+        rank: Of this process.
+        results: What its epochs give; by default ``make_results()``.
     """
 
-    def __init__(self, facts: RunFacts, *, rank: int = 0) -> None:
+    def __init__(self, facts: RunFacts, *, rank: int = 0, results: Sequence[EpochResult] | None = None) -> None:
         self.time = Time()
         self.clock = Clock(100.0, now=self.time)
         self.report = ReportCallback(facts, self.clock)
         self.rank = rank
+        self.results = make_results() if results is None else results
         self.module: Any = FakeModule()
 
     def start(self, *, epoch: int = 0) -> None:
@@ -174,7 +181,7 @@ class TinyRun:
         self.time.now += 10
         self.report.on_validation_start(trainer, self.module)
         self.time.now += 3
-        self.module.last_epoch = make_results()[index]
+        self.module.last_epoch = self.results[index]
         self.report.on_validation_end(trainer, self.module)
         self.report.on_train_epoch_end(trainer, self.module)
 
@@ -184,13 +191,20 @@ class TinyRun:
             self.time.now += 2
             return json.loads(json.dumps(self.report.state_dict()))
 
+    def end(self) -> dict[str, Any]:
+        """Training has ended; the result."""
+        trainer: Any = FakeTrainer(rank=self.rank)
+        self.report.on_train_end(trainer, self.module)
+        self.time.now += 5
+        return self.report.finish()
+
     def whole(self) -> dict[str, Any]:
         """All epochs and the end; the result."""
         self.start()
-        for index in range(3):
+        for index in range(len(self.results)):
             self.epoch(index)
             self.checkpoint()
-        return self.report.finish()
+        return self.end()
 
 
 PLAN_JSON = {
@@ -239,6 +253,12 @@ report: {{cost_per_hour: null, author: '<An Author>'}}
 """
 
 MakeFacts = Callable[..., RunFacts]
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without pictures, for tests that look at other files: drawing takes most of a report's time."""
+    monkeypatch.setattr("fasttrain.report.page.draw_run", lambda run: [])
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fasttrain.errors import ConfigError, MachineError
 from fasttrain.report.console import configure_logging, log
@@ -27,14 +28,21 @@ def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pyt
     assert all(path.is_dir() for path in paths)
 
 
-def test_a_requeued_slurm_job_finds_its_folder_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requeued_slurm_job_finds_its_folder_and_another_run_gets_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    job = {"SLURM_JOB_ID": "4711"}
-    assert choose_run_dir(make_config(), job) == choose_run_dir(make_config(), job)
-    path, resume = choose_run_dir(make_config(), job)
+    job, config = {"SLURM_JOB_ID": "4711"}, make_config()
+    path, resume = choose_run_dir(config, job)
     assert (path.name, resume) == ("slurm-4711_tiny", "auto")
+    path.mkdir(parents=True)
+    written = dataclasses.replace(config, run_dir=str(path), resume="auto")
+    (path / "config.yaml").write_text(yaml.safe_dump(dataclasses.asdict(written)))
+    assert choose_run_dir(config, job) == (path, "auto")
+    other = dataclasses.replace(config, seed=8)
+    assert choose_run_dir(other, job)[0].name == "slurm-4711_tiny-2"
     array = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
-    assert choose_run_dir(make_config(), array)[0].name == "slurm-4711_3_tiny"
+    assert choose_run_dir(config, array)[0].name == "slurm-4711_3_tiny"
 
 
 def test_auto_needs_a_folder_to_look_in() -> None:
@@ -92,3 +100,35 @@ def test_the_command_as_it_was_typed(argv: list[str], environment: dict[str, str
 
 def test_code_outside_a_checkout_has_no_commit(tmp_path: Path) -> None:
     assert commit(tmp_path) is None
+
+
+def test_a_name_that_is_too_long_is_an_environment_error(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="cannot be written: File name too long") as caught:
+        open_run_dir(tmp_path / ("x" * 300), resuming=False)
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_runs_that_is_no_folder_is_an_environment_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if kind == "file":
+        (tmp_path / "runs").write_text("")
+    else:
+        (tmp_path / "runs").symlink_to(tmp_path / "absent")
+    with pytest.raises(MachineError, match=f"{tmp_path / 'runs'} cannot be written"):
+        choose_run_dir(make_config(), {})
+
+
+def test_a_folder_given_or_resumed_from_is_taken_as_it_is(tmp_path: Path) -> None:
+    config = dataclasses.replace(make_config(), run_dir=str(tmp_path / "mine"), resume="auto")
+    # SLURM's name is for runs without one.
+    assert choose_run_dir(config, {"SLURM_JOB_ID": "4711"}) == (tmp_path / "mine", "auto")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_folder_is_made_with_all_that_a_run_fills(tmp_path: Path) -> None:
+    open_run_dir(tmp_path / "a" / "run", resuming=False)
+    shown = [path.name for path in (tmp_path / "a" / "run").iterdir() if not path.name.startswith(".")]
+    assert sorted(shown) == ["checkpoints", "report"]

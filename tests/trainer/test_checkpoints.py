@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import Trainer
 
 from fasttrain.trainer.checkpoints import replace_by_copy
 
@@ -21,20 +20,21 @@ def test_a_full_disk_ends_the_run_and_leaves_the_files_before(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_dir = tmp_path / "run"
-    original = Trainer.save_checkpoint
+    original = torch.save
     written: list[bytes] = []
 
-    def save(self: Trainer, path: Any, *args: Any, **kwargs: Any) -> None:
+    def save(content: Any, path: Path) -> None:
         if written:
-            Path(path).write_bytes(b"half")
+            path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
-        original(self, path, *args, **kwargs)
-        written.append(Path(path).read_bytes())
+        original(content, path)
+        written.append(path.read_bytes())
 
-    monkeypatch.setattr(Trainer, "save_checkpoint", save)
+    monkeypatch.setattr(torch, "save", save)
     assert train_tiny(f"run_dir={run_dir}") == 4
     assert "No space left on device" in capsys.readouterr().err
     assert (run_dir / "checkpoints" / "last.ckpt").read_bytes() == written[0]
+    assert not (run_dir / "checkpoints" / "last.ckpt.unfinished").exists()
     assert torch.load(run_dir / "checkpoints" / "best.ckpt")["fasttrain"]["step"] == 4
 
 
@@ -49,6 +49,7 @@ def test_last_previous_and_best_follow_each_other(train_tiny: Callable[..., int]
     header = torch.load(folder / "last.ckpt")["fasttrain"]
     assert header["preprocessing"]["mean"] == [0.485, 0.456, 0.406]
     assert "recipe: quickstart" in header["config"]
+    assert len(header["classes"]) == 16
 
 
 def test_a_copy_replaces_what_is_there(tmp_path: Path) -> None:

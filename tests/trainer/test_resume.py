@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +95,58 @@ def test_a_finished_run_is_left_as_it_is(straight: Path, train_tiny: Train, caps
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_data_of_other_classes_is_refused(
+    straight: Path,
+    train_tiny: Train,
+    tmp_path: Path,
+    tiny_images: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train_straight(straight, train_tiny)
+    root = tmp_path / "images"
+    for split in ("train", "val"):
+        for folder in sorted((tiny_images / split).iterdir()):
+            name = "aaa" if folder.name.startswith("star_s") else folder.name
+            shutil.copytree(folder, root / split / name)
+    last = straight / "checkpoints" / "last.ckpt"
+    assert train_tiny(f"run_dir={tmp_path / 'run'}", f"resume={last}", f"data.root={root}") == 3
+    error = capsys.readouterr().err
+    assert "labels would be shifted" in error
+    assert "/ aaa" in error
+
+
+def test_a_finished_run_whose_report_is_missing_gets_it(straight: Path, train_tiny: Train, tmp_path: Path) -> None:
+    train_straight(straight, train_tiny)
+    run_dir = tmp_path / "run"
+    shutil.copytree(straight, run_dir)
+    shutil.rmtree(run_dir / "report")
+    assert train_tiny(f"run_dir={run_dir}", "resume=auto") == 0
+    results = [json.loads((path / "report" / "result.json").read_text()) for path in (straight, run_dir)]
+    assert results[0]["top1"] == results[1]["top1"]
+    assert (run_dir / "report" / "report.html").is_file()
+
+
+def test_a_folder_in_use_is_refused(train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    program = (
+        "import fcntl, sys, time\n"
+        "file = open(sys.argv[1], 'w')\n"
+        "fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print('locked', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", program, str(run_dir / ".lock")], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert train_tiny(f"run_dir={run_dir}") == 2
+    finally:
+        other.kill()
+        other.wait()
+    assert "in use by another process" in capsys.readouterr().err
+
+
 def test_a_broken_last_checkpoint_falls_back_to_the_one_before(
     straight: Path,
     train_tiny: Train,
@@ -139,14 +195,30 @@ def test_a_run_is_not_overwritten(straight: Path, train_tiny: Train, capsys: pyt
     assert (straight / "metrics.csv").read_bytes() == before
 
 
+def test_a_checkpoint_of_elsewhere_does_not_overwrite_a_run(
+    straight: Path, train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_straight(straight, train_tiny)
+    run_dir = tmp_path / "run"
+    shutil.copytree(straight, run_dir)
+    assert train_tiny(f"run_dir={run_dir}", f"resume={straight / 'checkpoints' / 'previous.ckpt'}") == 2
+    assert "already holds a run" in capsys.readouterr().err
+    own = run_dir / "checkpoints" / "previous.ckpt"
+    assert train_tiny(f"run_dir={run_dir}", f"resume={own}") == 0
+
+
 def test_what_is_no_checkpoint_is_refused(
     train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
+    torch.save({"fasttrain": {}}, tmp_path / "bare.ckpt")
     (tmp_path / "page.ckpt").write_text("<html>not found</html>")
+    (tmp_path / "empty.ckpt").touch()
     for name, words in [
         ("other.ckpt", "not a checkpoint of a fasttrain run"),
-        ("page.ckpt", "cannot be read"),
+        ("bare.ckpt", "not a checkpoint of a fasttrain run"),
+        ("page.ckpt", "cut short, or no file that torch.save wrote"),
+        ("empty.ckpt", "it is empty"),
         ("absent.ckpt", "no such file"),
     ]:
         assert train_tiny(f"run_dir={tmp_path / name.split('.')[0]}", f"resume={tmp_path / name}") == 2

@@ -77,7 +77,7 @@ def test_the_optimizer_uses_the_plans_learning_rates(
 
 
 def test_a_run_that_diverges_ends_with_5(train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stages = "stages=[{epochs: 12, px: 32, min_area: 0.35, batch_size: 16, val_px: 32}]"
+    stages = "stages=[{epochs: 2, px: 32, min_area: 0.35, batch_size: 2, val_px: 32}]"
     code = train_tiny(
         f"run_dir={tmp_path / 'run'}", stages, "optimizer=sgd", "optimizer.lr=1e30", "trainer.log_every_steps=2"
     )
@@ -85,6 +85,20 @@ def test_a_run_that_diverges_ends_with_5(train_tiny: Train, tmp_path: Path, caps
     error = capsys.readouterr().err
     assert "the loss was not finite" in error
     assert "32 px" in error
+
+
+def test_a_short_run_that_diverges_ends_with_5_too(
+    train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    assert train_tiny(f"run_dir={run_dir}", "optimizer=sgd", "optimizer.lr=1e30") == 5
+    assert "weights are no longer finite after epoch 1" in capsys.readouterr().err
+    assert not list(run_dir.rglob("*.ckpt"))
+
+
+@pytest.mark.parametrize("seed", [2**31, 2**32 - 1])
+def test_every_seed_of_the_range_trains(train_tiny: Train, tmp_path: Path, seed: int) -> None:
+    assert train_tiny(f"run_dir={tmp_path / 'run'}", f"seed={seed}", "trainer.steps_per_stage=1") == 0
 
 
 def test_loss_meter_counts_what_is_not_finite_in_a_row() -> None:

@@ -79,6 +79,26 @@ def test_a_rank_that_fails_ends_all_with_its_own_words(tiny_overrides: list[str]
     assert time.monotonic() - started < 120
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_run_with_one_code(tiny_overrides: list[str], tmp_path: Path, rank: int) -> None:
+    hook = tmp_path / "sitecustomize.py"
+    hook.write_text(
+        "import os, signal\n"
+        f"if os.environ.get('RANK') == '{rank}':\n"
+        "    import fasttrain.trainer.module as module\n"
+        "    original = module.ClassifierModule.training_step\n"
+        "    def step(self, *args):\n"
+        "        if self.step == 6:\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return original(self, *args)\n"
+        "    module.ClassifierModule.training_step = step\n"
+    )
+    done = run_ranks([*tiny_overrides, f"run_dir={tmp_path / 'run'}"], environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert f"rank {rank} was killed (SIGKILL)" in done.stderr
+    assert torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt")["fasttrain"]["step"] == 4
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_a_killed_launcher_leaves_no_ranks_and_a_checkpoint(tiny_overrides: list[str], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"

@@ -1,0 +1,131 @@
+"""Runs that differ in their seed only are averaged; what spoils a comparison is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from fasttrain.errors import DataError
+from fasttrain.report.facts import RunFacts
+from fasttrain.report.finished_run import Run, load_run
+from fasttrain.report.groups import HEADER, comparison, group_runs, notes, summarize, table
+from tests.report.conftest import TinyRun
+
+MakeFacts = Callable[..., RunFacts]
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+@pytest.fixture
+def make_run(make_facts: MakeFacts) -> Callable[..., Run]:
+    """A finished run whose result is changed by hand."""
+
+    def make(name: str, *, lr: float = 0.5, seed: int = 1, **changes: object) -> Run:
+        facts = make_facts(name, lr=lr, seed=seed)
+        TinyRun(facts).whole()
+        run = load_run(facts.run_dir)
+        return replace(run, result={**run.result, **changes})
+
+    return make
+
+
+def test_mean_and_spread_by_hand() -> None:
+    summary = summarize([1.0, None, 2.0, 6.0])
+    assert summary is not None
+    assert (summary.n, summary.mean, summary.median, summary.min, summary.max) == (3, 3.0, 2.0, 1.0, 6.0)
+    assert summary.std == pytest.approx(7**0.5)  # squares 4 + 1 + 9 over n - 1 = 2
+    assert summary.standard_error == pytest.approx((7 / 3) ** 0.5)
+    one = summarize([5.0])
+    assert one is not None
+    assert one.std is None
+    assert summarize([None]) is None
+
+
+def test_seeds_share_a_row_and_settings_part_them(make_run: Callable[..., Run]) -> None:
+    groups = group_runs(
+        [
+            make_run("a", seed=1, seconds_to_target=20.0),
+            make_run("b", seed=2, lr=0.25),
+            make_run("c", seed=2, seconds_to_target=22.0),
+        ]
+    )
+    assert [[run.result["seed"] for run in group.runs] for group in groups] == [[1, 2], [2]]
+    assert [dict(group.differs) for group in groups] == [{"optimizer.lr": 0.5}, {"optimizer.lr": 0.25}]
+    row = dict(zip(HEADER, table(groups)[0], strict=True))
+    assert (row["group"], row["n"], row["seeds"], row["reached"]) == ("A", "2", "1,2", "2 of 2")
+    assert row["time to target"] == "0:00:21 ± 1.4 s"
+
+
+def test_the_same_settings_on_other_hardware_are_another_row(make_run: Callable[..., Run]) -> None:
+    groups = group_runs([make_run("a"), make_run("b", hardware="8 x NVIDIA H200", num_devices=8)])
+    assert [group.differs["hardware"] for group in groups] == ["1 x NVIDIA H200", "8 x NVIDIA H200"]
+
+
+def test_notes_name_what_spoils_a_comparison(make_run: Callable[..., Run]) -> None:
+    missed = {"reached": False, "seconds_to_target": None}
+    text = "\n".join(
+        notes(
+            group_runs(
+                [
+                    make_run("a", seed=1),
+                    make_run("b", seed=2, **missed),
+                    make_run("c", seed=2),
+                    make_run("d", lr=0.1, commit="fff", target={"metric": "top5", "value": 90.0}),
+                ]
+            )
+        )
+    )
+    assert "share a seed (1,2,2)" in text
+    assert "mean of the runs that reached the target only" in text
+    assert "different code: 0123abc, fff" in text
+    assert "different targets" in text
+
+
+def test_the_json_holds_what_the_table_shows(make_run: Callable[..., Run]) -> None:
+    document = json.loads(json.dumps(comparison(group_runs([make_run("a"), make_run("b", seed=2)]))))
+    (group,) = document["groups"]
+    assert (group["n"], group["reached"], group["seeds"]) == (2, 2, [1, 2])
+    assert group["figures"]["seconds_to_target"]["mean"] == 20.0
+    assert group["figures"]["cost_usd"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("report/result.json", "{", "not JSON"),
+        ("report/result.json", "[]", "expected a JSON object"),
+        ("report/result.json", '{"schema": 99}', "schema 99"),
+        ("report/result.json", '{"schema": 1}', "recipe, command"),
+        ("plan.json", "{}", "stages, total_steps"),
+        ("metrics.csv", "epoch,step\n1,2\n", "expected the columns epoch,step,seconds"),
+        ("config.yaml", "a: [", "not YAML"),
+        ("config.yaml", "text", "key: value"),
+    ],
+)
+def test_a_broken_file_is_named(make_facts: MakeFacts, name: str, text: str, says: str) -> None:
+    facts = make_facts()
+    TinyRun(facts).whole()
+    (facts.run_dir / name).write_text(text)
+    with pytest.raises(DataError) as caught:
+        load_run(facts.run_dir)
+    assert str(facts.run_dir / name) in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_row_that_is_cut_off_is_named_by_its_line(make_facts: MakeFacts) -> None:
+    facts = make_facts()
+    TinyRun(facts).whole()
+    path = facts.run_dir / "metrics.csv"
+    path.write_text(path.read_text()[:-30])
+    with pytest.raises(DataError, match=r"metrics\.csv, line 4: not a row"):
+        load_run(facts.run_dir)
+
+
+def test_a_folder_of_runs_names_them(make_facts: MakeFacts) -> None:
+    facts = make_facts()
+    TinyRun(facts).whole()
+    with pytest.raises(DataError, match=r"it holds 1 finished runs: fasttrain report .*run"):
+        load_run(facts.run_dir.parent)

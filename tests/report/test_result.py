@@ -1,0 +1,85 @@
+"""What ``result.json`` says where a figure does not apply, and the one line at a run's end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from fasttrain.report.facts import RunFacts
+from fasttrain.report.result import accuracy, cost_usd, duration, wanted
+from tests.report.conftest import TinyRun, make_results
+
+MakeFacts = Callable[..., RunFacts]
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+def test_five_classes_have_no_top5(make_facts: MakeFacts) -> None:
+    facts = make_facts(num_classes=5)
+    TinyRun(facts, results=[replace(result, top5=None) for result in make_results()]).whole()
+    result = json.loads((facts.run_dir / "report" / "result.json").read_text())
+    assert result["top5"] is None
+    assert result["best_top5"] is None
+    assert (result["top1"], result["best_top1"]) == (78, 80)
+
+
+def test_a_stage_with_too_few_steps_has_no_rate(make_facts: MakeFacts) -> None:
+    first, second, third = make_results()
+    results = [first, replace(second, rate_images=0, rate_seconds=0.0), third]
+    facts = make_facts()
+    result = TinyRun(facts, results=results).whole()
+    assert result["images_per_second"] == {"0": None, "1": 16.0}
+    rows = (facts.run_dir / "metrics.csv").read_text().splitlines()[1:]
+    assert [row.rpartition(",")[2] for row in rows] == ["", "", "16.0"]
+
+
+def test_a_run_that_stopped_at_its_target_names_the_epochs_of_the_plan(make_facts: MakeFacts) -> None:
+    run = TinyRun(make_facts(), results=make_results()[:2])
+    result = run.whole()
+    assert (result["epochs"], result["epochs_to_target"]) == (2, 2)
+    assert run.report.line(result) == "time to 80.00% top1: 0:00:20 (epoch 2 of 3) on 1 x NVIDIA H200; N=50"
+
+
+def test_what_lightning_takes_down_after_the_last_epoch_is_not_training(make_facts: MakeFacts) -> None:
+    result = TinyRun(make_facts(report={"cost_per_hour": 3600.0})).whole()
+    assert result["seconds"] == 30
+    assert result["cost_usd"] == 30
+    # Start 20, epochs 30, validation 9, checkpoints 6, the end 5.
+    assert result["wall_seconds"] == 70
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(93, "93.00"), (93.0, "93.00"), (75.9, "75.90"), (93.005, "93.005"), (99.999, "99.999")]
+)
+def test_a_target_is_named_with_all_its_digits(value: float, text: str) -> None:
+    assert wanted(value) == text
+
+
+def test_a_missed_target_with_more_digits_does_not_read_as_reached(make_facts: MakeFacts) -> None:
+    run = TinyRun(make_facts(target={"metric": "top1", "value": 80.001, "stop": False}))
+    line = run.report.line(run.whole())
+    assert line.startswith("target not reached: best 80.00% top1 (epoch 2 of 3), wanted 80.001%;")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(92.9999, "92.99"), (93.0, "93.00"), (100.0, "100.00"), (0.0049, "0.00"), (80.1, "80.10")]
+)
+def test_accuracy_is_cut_not_rounded(value: float, text: str) -> None:
+    assert accuracy(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (1296.4, "0:21:36"), (36_000, "10:00:00")]
+)
+def test_times_are_hours_minutes_seconds(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_cost_is_the_price_of_the_hours() -> None:
+    # Alibaba's entry of 16 x 8 V100: 157.55 s at $329.60 an hour.
+    assert cost_usd(329.60, 157.55) == pytest.approx(14.42, abs=0.005)
+    assert cost_usd(None, 157.55) is None
+    assert cost_usd(329.60, None) is None

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Exit codes of a run that Ctrl-C, or SIGTERM and SIGUSR1, ended: 128 and the signal's number, SIGTERM's for both.
+INTERRUPTED, TERMINATED = 130, 143
+
 
 @dataclass(frozen=True)
 class Problem:

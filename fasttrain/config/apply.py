@@ -11,9 +11,10 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
+from fasttrain.config.describe import COMMAND_LINE
 from fasttrain.config.files import RECIPE
 from fasttrain.config.keys import Kinds, Setting, find, settings, shown, stage_kinds
-from fasttrain.config.overrides import COMMAND_LINE, Assignment, CommandLine
+from fasttrain.config.overrides import Assignment, CommandLine
 from fasttrain.config.selection import Selection, set_source
 from fasttrain.config.unknown import unknown_key
 from fasttrain.config.validate import Origins

@@ -17,10 +17,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fasttrain.config.apply import absolute_paths, apply_command_line, resolve_references
+from fasttrain.config.describe import COMMAND_LINE
 from fasttrain.config.files import RECIPE, OptionFiles
 from fasttrain.config.flat import flatten
 from fasttrain.config.merge import merge_files
-from fasttrain.config.overrides import COMMAND_LINE, read_overrides
+from fasttrain.config.overrides import read_overrides
 from fasttrain.config.schema import RunConfig
 from fasttrain.config.selection import Selection, select
 from fasttrain.config.validate import Origins, Validator

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# Settings that say how a process runs, not what the run is.
+OF_THE_PROCESS = ("run_dir", "resume", "resume_force", "dry_run", "debug")
+
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists and empty tables are values."""

@@ -12,8 +12,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 
 from fasttrain.config.compose import ComposedRun, compose_run
+from fasttrain.config.describe import COMMAND_LINE
 from fasttrain.config.files import OptionFiles
-from fasttrain.config.overrides import COMMAND_LINE, parse_override, take_flags
+from fasttrain.config.overrides import parse_override, take_flags
 from fasttrain.errors import ConfigError, Problem
 
 # More are a slip (a range without an end in sight), and composing them would take minutes.

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fasttrain.config.flat import OF_THE_PROCESS
 from fasttrain.report.finished_run import Run
 from fasttrain.report.result import accuracy, duration, wanted
 
 SCHEMA = 1
 
 # Settings that do not change what is trained, how fast or towards what.
-NOT_COMPARED = ("seed", "run_dir", "resume", "resume_force", "debug", "dry_run")
+NOT_COMPARED = ("seed", *OF_THE_PROCESS)
 
 # Figures of result.json that are averaged over the runs of a group.
 FIGURES = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from fasttrain.config.flat import config_diff
+from fasttrain.config.flat import OF_THE_PROCESS, config_diff
 from fasttrain.config.schema import RunConfig
 from fasttrain.errors import ConfigError, MachineError, Problem
 
@@ -18,9 +18,6 @@ try:
     import fcntl
 except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
-
-# Settings that say how a process runs, not what the run is.
-_OF_THE_PROCESS = ("run_dir", "resume", "resume_force", "dry_run", "debug")
 
 # The folders that this process holds, and their open lock files.
 _locks: dict[Path, int] = {}
@@ -59,22 +56,29 @@ def choose_run_dir(config: RunConfig, environ: Mapping[str, str] = os.environ) -
     job = slurm_job(environ)
     if job is not None:
         return _slurm_folder(config, job), config.resume or "auto"
-    stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{config.recipe}"
-    runs = Path.cwd() / "runs"
+    stem = Path.cwd() / "runs" / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{config.recipe}"
     try:
-        runs.mkdir(exist_ok=True)
+        return make_unique(stem), config.resume
     except OSError as error:
-        raise _unwritable(runs, error) from error
+        raise _unwritable(Path(error.filename or stem), error) from error
+
+
+def make_unique(stem: Path) -> Path:
+    """Make a folder that nobody else has: ``stem``, or the first free one of ``stem-2``, ``stem-3``, ...
+
+    Raises:
+        OSError: It cannot be made.
+        MachineError: All of 1,000 names are taken.
+    """
+    stem.parent.mkdir(parents=True, exist_ok=True)
     for number in range(1, 1000):
-        path = runs / (stem if number == 1 else f"{stem}-{number}")
+        path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
         try:
             path.mkdir()
         except FileExistsError:
             continue
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        return path, config.resume
-    raise MachineError(Problem(f"{path.parent} holds 1,000 runs of this second", "run_dir=PATH"))
+        return path
+    raise MachineError(Problem(f"{stem.parent} holds 1,000 folders called {stem.name}", "wait a second"))
 
 
 def holds_run(path: Path) -> bool:
@@ -90,7 +94,7 @@ def _slurm_folder(config: RunConfig, job: str) -> Path:
         if not written.is_file():
             return path
         then = yaml.safe_load(written.read_text(encoding="utf-8"))
-        if all(key.split(".")[0] in _OF_THE_PROCESS for key, _, _ in config_diff(then, asdict(config))):
+        if all(key in OF_THE_PROCESS for key, _, _ in config_diff(then, asdict(config))):
             return path
     raise MachineError(Problem(f"{path.parent} holds 1,000 runs of SLURM job {job}", "run_dir=PATH"))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fasttrain.config.compose import load_run
-from fasttrain.config.schema import RunConfig
+from fasttrain.config.schema import RunConfig, StageConfig
 from fasttrain.data.path import build_data_path
 from fasttrain.data.prepare import as_flags
 from fasttrain.data.preprocess import Normalize
@@ -24,11 +24,11 @@ from fasttrain.strategy.check import choose_accelerator
 from fasttrain.strategy.world import World
 from fasttrain.trainer.evaluate import evaluate
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5
-from fasttrain.trainer.resume import read_checkpoint
+from fasttrain.trainer.resume import check_classes, other_number, read_checkpoint, why_unreadable
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MIN_PX, MAX_PX = 8, 1024  # as stages' val_px in config/schema.py
-MAX_NAMED = 5
+VAL_PX = next(field.metadata for field in fields(StageConfig) if field.name == "val_px")
+OTHER_ROOT = "--root PATH of a set with the same class folders"
 
 
 def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, json_file: Path | None) -> str:
@@ -48,8 +48,9 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
         DataError: The data set is missing or has other classes.
         MachineError: ``json_file`` cannot be written.
     """
-    if px is not None and not MIN_PX <= px <= MAX_PX:
-        raise ConfigError(Problem(f"--px {px}: expected {MIN_PX} to {MAX_PX} pixels", "--px 128", "command line"))
+    low, high = VAL_PX["ge"], VAL_PX["le"]
+    if px is not None and not low <= px <= high:
+        raise ConfigError(Problem(f"--px {px}: expected {low} to {high} pixels", "--px 128", "command line"))
     if json_file is not None and json_file.is_dir():
         raise MachineError(Problem(f"--json {json_file}: a folder, expected a file", f"--json {json_file}/eval.json"))
     content = _open(checkpoint)
@@ -59,7 +60,7 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
         images = scan(config)
     except DataError as error:
         raise as_flags(error, f"fasttrain eval {checkpoint} --root PATH") from error
-    _compare_classes(header.get("classes"), images, checkpoint)
+    check_classes(header, checkpoint, images, fix=OTHER_ROOT)
     world = World(rank=0, local_rank=0, size=1, local_size=1, launcher="self")
     device = torch.device("cuda", 0) if choose_accelerator(config, world) == "gpu" else torch.device("cpu")
     network = build_model(config.model, images.num_classes)
@@ -105,12 +106,9 @@ def _open(checkpoint: Path) -> dict[str, Any]:
     try:
         content = read_checkpoint(checkpoint)
     except ConfigError as error:
-        reason = "it is empty" if checkpoint.stat().st_size == 0 else "it is cut short, or not from torch.save"
-        what = f"cannot be read: {reason}" if error.__cause__ else "not a checkpoint of a fasttrain run"
+        unreadable = f"cannot be read: {why_unreadable(checkpoint)}"
+        what = unreadable if error.__cause__ else "not a checkpoint of a fasttrain run"
         raise ConfigError(Problem(f"{checkpoint}: {what}", other)) from error
-    header = content["fasttrain"]
-    if not isinstance(header.get("config"), str):
-        raise ConfigError(Problem(f"{checkpoint}: nothing in it says the run's config", other))
     if not isinstance(content.get("state_dict"), Mapping):
         raise ConfigError(Problem(f"{checkpoint}: it has no weights (state_dict)", other))
     return content
@@ -154,37 +152,6 @@ def _epoch_of(header: Mapping[str, Any], plan: Plan) -> EpochPlan:
     return plan.epochs[min(begun, len(plan.epochs)) - 1]
 
 
-def _compare_classes(trained: Sequence[str] | None, images: Scan, checkpoint: Path) -> None:
-    """Refuse a set whose class ids mean something else than in training."""
-    found = images.classes
-    if not trained or not found or list(trained) == list(found):
-        return
-    if len(trained) != len(found):
-        raise _other_number(images, len(trained), checkpoint)
-    differing = [
-        f"class {label} is {ours} there, {theirs} here"
-        for label, (ours, theirs) in enumerate(zip(trained, found, strict=True))
-        if ours != theirs
-    ]
-    more = f" and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
-    raise DataError(
-        Problem(
-            f"{images.root} has other classes than {checkpoint} was trained on: "
-            f"{'; '.join(differing[:MAX_NAMED])}{more}",
-            "--root PATH of a set with the same class folders",
-        )
-    )
-
-
-def _other_number(images: Scan, trained: int, checkpoint: Path) -> DataError:
-    return DataError(
-        Problem(
-            f"{images.root} has {images.num_classes} classes, {checkpoint} was trained on {trained}",
-            "--root PATH of a set with the same class folders",
-        )
-    )
-
-
 def _load(network: nn.Module, weights: Mapping[str, Any], images: Scan, checkpoint: Path) -> None:
     """Put the weights into the network; without class names in the checkpoint, its outputs say how many there were."""
     for key, tensor in network.state_dict().items():
@@ -192,7 +159,7 @@ def _load(network: nn.Module, weights: Mapping[str, Any], images: Scan, checkpoi
         if there is None or there.shape == tensor.shape or not tensor.ndim or not there.ndim:
             continue
         if tensor.shape[0] == images.num_classes and tensor.shape[1:] == there.shape[1:]:
-            raise _other_number(images, there.shape[0], checkpoint)
+            raise other_number(images, there.shape[0], checkpoint, fix=OTHER_ROOT)
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:

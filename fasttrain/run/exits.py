@@ -6,11 +6,11 @@ import os
 import sys
 import traceback
 
-from fasttrain.errors import ConfigError, FasttrainError, MachineError, Problem
+from fasttrain.errors import INTERRUPTED, ConfigError, FasttrainError, MachineError, Problem
 from fasttrain.strategy.launch import handed_over, leave_last_words, rank_prefix
 
-# What is no error of ours: a fault of this program, Ctrl-C.
-INTERNAL, INTERRUPTED = 1, 130
+# A fault of this program.
+INTERNAL = 1
 
 
 def exit_code_of(error: BaseException, *, debug: bool) -> int:

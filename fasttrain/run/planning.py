@@ -16,8 +16,8 @@ import fasttrain.schedule.check
 import fasttrain.strategy.check
 from fasttrain import stages
 from fasttrain.config.compose import ComposedRun
+from fasttrain.config.describe import COMMAND_LINE
 from fasttrain.config.flat import flatten
-from fasttrain.config.overrides import COMMAND_LINE
 from fasttrain.config.schema import RunConfig
 from fasttrain.data.scan import Scan, scan
 from fasttrain.errors import ConfigError, MachineError, Problem

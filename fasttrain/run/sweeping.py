@@ -12,13 +12,14 @@ from pathlib import Path
 
 from fasttrain.config.compose import ComposedRun
 from fasttrain.config.sweep import compose_sweep
-from fasttrain.errors import FasttrainError, MachineError, Problem, Stopped
+from fasttrain.errors import INTERRUPTED, TERMINATED, FasttrainError, MachineError, Problem, Stopped
 from fasttrain.report.clock import JOB_STARTED
 from fasttrain.report.console import configure_logging
+from fasttrain.report.run_dir import make_unique
 from fasttrain.run.exits import exit_code_of
 
 # A job that ends with one of these was told to stop (Ctrl-C, SIGTERM), and so was the sweep.
-STOPPED_CODES = (130, 143)
+STOPPED_CODES = (INTERRUPTED, TERMINATED)
 MAX_NAMED = 10
 
 
@@ -98,7 +99,7 @@ def _command(job: Sequence[str], config_dir: Path | None, path: Path) -> str:
 
 def _stopped(error: BaseException, number: int, commands: Sequence[str]) -> Stopped:
     what = error.problems[0].what if isinstance(error, FasttrainError) else "interrupted"
-    code = error.exit_code if isinstance(error, FasttrainError) else 130
+    code = error.exit_code if isinstance(error, FasttrainError) else INTERRUPTED
     lines = [f"go on with this job: {commands[number]} resume=auto"]
     behind = commands[number + 1 :]
     if behind:
@@ -112,16 +113,10 @@ def _stopped(error: BaseException, number: int, commands: Sequence[str]) -> Stop
 def _make_sweep_folder() -> Path:
     """A new folder that no other sweep has, not even one of the same second."""
     stem = Path.cwd() / "runs" / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_sweep"
-    for number in range(1, 1000):
-        path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise MachineError(
-                Problem(f"{path} cannot be made: {reason}", "start the sweep in a folder that you can write to")
-            ) from error
-        return path
-    raise MachineError(Problem(f"{stem.parent} holds 1,000 sweeps of this second", "wait a second"))
+    try:
+        return make_unique(stem)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise MachineError(
+            Problem(f"{stem} cannot be made: {reason}", "start the sweep in a folder that you can write to")
+        ) from error

@@ -80,7 +80,7 @@ def find_checkpoint(
         path, content = newest
     else:
         path, content = Path(resume), read_checkpoint(Path(resume))
-    check_resume(content, path, run.values, plan, classes=images.classes, force=run.config.resume_force)
+    check_resume(content, path, run.values, plan, images=images, force=run.config.resume_force)
     return FoundCheckpoint(path, content)
 
 

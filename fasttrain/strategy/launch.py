@@ -15,16 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttrain.errors import FasttrainError, MachineError, Problem
+from fasttrain.errors import TERMINATED, FasttrainError, MachineError, Problem
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 # The variable by which the ranks that this program starts know it, and what else they must know (a Handover).
 HANDOVER = "FASTTRAIN_HANDOVER"
-
-# Exit code of a run that SIGTERM ended.
-STOPPED = 143
 
 # Signals that end a rank from outside, or by a fault below Python.
 KILLERS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
@@ -126,7 +123,7 @@ def launch_ranks(num_ranks: int, handover: Handover) -> None:
         if error.sigval == signal.SIGINT:
             raise KeyboardInterrupt from None
         text = "stopped: terminated; resume=auto goes on from the newest checkpoint, where one was written"
-        raise RankFailed(text, STOPPED) from None
+        raise RankFailed(text, TERMINATED) from None
     finally:
         os.environ.pop(HANDOVER, None)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,8 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fasttrain.config.compose import load_run
-from fasttrain.config.flat import config_diff
+from fasttrain.config.flat import OF_THE_PROCESS, config_diff
+from fasttrain.data.scan import Scan
 from fasttrain.errors import ConfigError, DataError, FasttrainError, Problem
 from fasttrain.stages import Plan
 from fasttrain.trainer.module import ClassifierModule
@@ -21,6 +20,9 @@ log = logging.getLogger("fasttrain")
 
 # Settings of model and data that change where or how fast, not what is trained.
 HARMLESS = ("data.root", "data.workers", "data.backend")
+
+# Classes that a message names; the rest it counts.
+MAX_NAMED = 5
 
 
 def newest_checkpoint(run_dir: Path) -> tuple[Path, dict[str, Any]] | None:
@@ -60,12 +62,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = "it is empty" if path.stat().st_size == 0 else "it is cut short, or no file that torch.save wrote"
         raise ConfigError(
-            Problem(f"the checkpoint {path} cannot be read: {reason}", "use another checkpoint")
+            Problem(f"the checkpoint {path} cannot be read: {why_unreadable(path)}", "use another checkpoint")
         ) from error
     header = content.get("fasttrain") if isinstance(content, dict) else None
-    if not isinstance(header, dict) or not {"config", "step", "epochs"} <= header.keys():
+    if (
+        not isinstance(header, dict)
+        or not {"config", "step", "epochs"} <= header.keys()
+        or not isinstance(header["config"], str)
+    ):
         raise ConfigError(
             Problem(
                 f"{path} is not a checkpoint of a fasttrain run, so there is no position to continue from",
@@ -75,13 +80,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
+def why_unreadable(path: Path) -> str:
+    """What is wrong with a file that torch cannot load."""
+    return "it is empty" if path.stat().st_size == 0 else "it is cut short, or no file that torch.save wrote"
+
+
 def check_resume(
     content: dict[str, Any],
     path: Path,
     config: dict[str, Any],
     plan: Plan,
     *,
-    classes: Sequence[str],
+    images: Scan,
     force: bool,
 ) -> None:
     """Refuse to continue where the result would not be the same run's.
@@ -93,7 +103,7 @@ def check_resume(
         path: Of the checkpoint.
         config: This run's settings as plain types.
         plan: This run's plan.
-        classes: Names of this run's classes, by id; empty for random pixels.
+        images: This run's data.
         force: Accept other model and data settings.
 
     Raises:
@@ -102,11 +112,11 @@ def check_resume(
             position are other ones in this plan.
     """
     header = content["fasttrain"]
-    check_classes(header, path, classes)
+    check_classes(header, path, images, fix="give data.root the data set on which it was trained")
     differences = [
         (key, old, new)
         for key, old, new in config_diff(load_run(header["config"]).values, config)
-        if key.split(".")[0] not in ("resume", "resume_force", "run_dir", "dry_run", "debug")
+        if key not in OF_THE_PROCESS
     ]
     for key, old, new in differences:
         log.info("resume: %s was %s, is now %s", key, old, new)
@@ -134,22 +144,37 @@ def check_resume(
         )
 
 
-def check_classes(header: dict[str, Any], path: Path, classes: Sequence[str]) -> None:
+def check_classes(header: dict[str, Any], path: Path, images: Scan, *, fix: str) -> None:
     """See that class ids mean the same in a checkpoint and in the data.
+
+    Args:
+        header: Of the checkpoint; an older one without class names passes.
+        path: Of the checkpoint.
+        images: The data; random pixels have no class names and pass.
+        fix: What to do otherwise.
 
     Raises:
         DataError: They do not.
     """
-    then, now = list(header.get("classes", ())), list(classes)
-    if then and now and then != now:
-        others = [f"{i}: {a} / {b}" for i, (a, b) in enumerate(zip_longest(then, now, fillvalue="none")) if a != b]
-        raise DataError(
-            Problem(
-                f"{path} was trained on other classes than the data has; labels would be shifted "
-                f"(id: then / now): {', '.join(others[:5])}{', ...' if len(others) > 5 else ''}",
-                "give data.root the data set on which it was trained",
-            )
-        )
+    trained = list(header.get("classes") or ())
+    if not trained or not images.classes:
+        return
+    if len(trained) != len(images.classes):
+        raise other_number(images, len(trained), path, fix=fix)
+    differing = [
+        f"class {label} is {ours} there / {theirs} here"
+        for label, (ours, theirs) in enumerate(zip(trained, images.classes, strict=True))
+        if ours != theirs
+    ]
+    if differing:
+        more = f" and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
+        what = f"{images.root} has other classes than {path} was trained on, so labels would be shifted"
+        raise DataError(Problem(f"{what}: {'; '.join(differing[:MAX_NAMED])}{more}", fix))
+
+
+def other_number(images: Scan, trained: int, path: Path, *, fix: str) -> DataError:
+    """The error of a checkpoint for another number of classes than the data has."""
+    return DataError(Problem(f"{images.root} has {images.num_classes} classes, {path} was trained on {trained}", fix))
 
 
 class Resume(Callback):

@@ -7,13 +7,13 @@ import signal
 import threading
 from types import FrameType
 
-from fasttrain.errors import Stopped
+from fasttrain.errors import INTERRUPTED, TERMINATED, Stopped
 
 # Seconds after a signal in which a step boundary must be reached before the process gives up waiting;
 # under the 30 s that SLURM, Kubernetes and torchrun grant.
 GRACE_S = 25
 
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
+EXIT_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED, signal.SIGUSR1: TERMINATED}
 
 
 class StopSignals:
@@ -32,7 +32,7 @@ class StopSignals:
         self.training = False
         self._saved = threading.Event()
         self._previous: dict[int, object] = {}
-        self._pipe: tuple[int, int] | None = None
+        self._pipe_end: int | None = None
         self._previous_wakeup = -1
 
     def install(self) -> None:
@@ -40,11 +40,11 @@ class StopSignals:
         for number in EXIT_CODES:
             previous = signal.signal(number, self._handle)
             self._previous.setdefault(number, previous)
-        if self._pipe is None:
-            self._pipe = os.pipe()
-            os.set_blocking(self._pipe[1], False)
-            self._previous_wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-            threading.Thread(target=self._watch, args=(self._pipe[0],), daemon=True).start()
+        if self._pipe_end is None:
+            watched, self._pipe_end = os.pipe()
+            os.set_blocking(self._pipe_end, False)
+            self._previous_wakeup = signal.set_wakeup_fd(self._pipe_end, warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, args=(watched,), daemon=True).start()
 
     def reached_boundary(self) -> None:
         """The state is saved: from here on the run ends by itself."""
@@ -53,10 +53,10 @@ class StopSignals:
     def restore(self) -> None:
         """Give the signals back and end the watching thread."""
         self.reached_boundary()
-        if self._pipe is not None:
+        if self._pipe_end is not None:
             signal.set_wakeup_fd(self._previous_wakeup)
-            os.close(self._pipe[1])
-            self._pipe = None
+            os.close(self._pipe_end)
+            self._pipe_end = None
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._previous.clear()

@@ -5,7 +5,7 @@ A field's metadata holds what its type cannot say: bounds, choices, unit. ``vali
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -269,8 +269,3 @@ OPTIONS: dict[str, dict[str, type]] = {
         "polynomial": PolynomialScheduleConfig,
     },
 }
-
-
-def leaf_names(schema: type) -> list[str]:
-    """Names of a schema class's fields, in order of declaration."""
-    return [f.name for f in fields(schema)]

@@ -12,7 +12,7 @@ class Batch:
     """Images and classes of one forward pass, on the device.
 
     Attributes:
-        images_nhwc: uint8 [n, h, w, 3], not normalised.
+        images_nhwc: [n, h, w, 3]: uint8, or floating point where the data path has normalised them already.
         labels: int64 [n].
         num_valid: How many of the leading images count: n in training; fewer, even 0, in validation, where
             the last batch is filled up so that all ranks see the same shapes.

@@ -73,7 +73,12 @@ class Normalize(torch.nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32) * 255, persistent=False)
 
     def forward(self, images_nhwc: torch.Tensor) -> torch.Tensor:
-        """uint8 [n, h, w, 3] to float32 [n, 3, h, w] in channels_last memory."""
+        """uint8 [n, h, w, 3] to float32 [n, 3, h, w] in channels_last memory.
+
+        Floating-point images are normalised already; they only change their layout.
+        """
+        if images_nhwc.is_floating_point():
+            return images_nhwc.permute(0, 3, 1, 2)
         return ((images_nhwc.to(torch.float32) - self.mean) / self.std).permute(0, 3, 1, 2)
 
 

@@ -216,6 +216,7 @@ class TrainerConfig:
     precision: str = choice("fp32", "bf16", "fp16")
     channels_last: bool = text("true")
     compile: bool = text("true")
+    capture: str = choice("auto", "true", "false")
     label_smoothing: float = number(ge=0, lt=1, unit="share of the target spread over all classes", example="0.1")
     steps_per_stage: int | None = number(ge=1, unit="steps", example="30")
     log_every_steps: int = number(ge=1, unit="steps", example="50")

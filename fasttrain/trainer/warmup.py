@@ -39,7 +39,8 @@ class WarmUp(Callback):
                 with explain_out_of_memory("training", px, size):
                     for _ in range(STEPS[device.type]):
                         pl_module.step = before.step
-                        trainer.strategy.training_step([random_batch(pl_module, size, px, px)], 0)
+                        batch = random_batch(pl_module, size, px, px, pl_module.data_path.train_dtype(px))
+                        trainer.strategy.training_step([batch], 0)
             if device.type == "cuda":
                 self._validation_shapes(trainer, pl_module)
         finally:
@@ -80,10 +81,14 @@ class explain_out_of_memory:  # noqa: N801 - a context manager reads as a verb
             ) from error
 
 
-def random_batch(module: ClassifierModule, size: int, height: int, width: int) -> Batch:
-    """A batch of random pixels and labels on the module's device."""
+def random_batch(
+    module: ClassifierModule, size: int, height: int, width: int, dtype: torch.dtype = torch.uint8
+) -> Batch:
+    """A batch of random pixels and labels on the module's device; normalised where ``dtype`` is not uint8."""
     device = module.device
     images = torch.randint(0, 256, (size, height, width, 3), dtype=torch.uint8, device=device)
+    if dtype != torch.uint8:
+        images = (images.float() / 128 - 1).to(dtype)
     labels = torch.randint(0, module.num_classes, (size,), device=device)
     return Batch(images_nhwc=images, labels=labels, num_valid=size)
 

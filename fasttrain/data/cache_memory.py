@@ -41,7 +41,7 @@ class Memory:
     def __str__(self) -> str:
         shared = f" / {self.sharers} ranks" if self.sharers > 1 else ""
         reserve = self.reserve_frac * self.total
-        return f"{self.name}: ({_gb(self.free)} free - {_gb(reserve)} reserved){shared} = {_gb(self.budget)}"
+        return f"{self.name}: ({_size(self.free)} free - {_size(reserve)} reserved){shared} = {_size(self.budget)}"
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ def choose(kind: str, *, num_images: int, image_bytes: int, device: Memory, host
     memory = device if kind == "gpu" else host
     rest = "" if fit[kind] == num_images else f"; the other {num_images - fit[kind]:,} are decoded in every epoch"
     words = (
-        f"{fit[kind]:,} of {num_images:,} images in {memory.name}, {_gb(fit[kind] * image_bytes)} of "
-        f"{_gb(num_images * image_bytes)}; {memory}{rest}"
+        f"{fit[kind]:,} of {num_images:,} images in {memory.name}, {_size(fit[kind] * image_bytes)} of "
+        f"{_size(num_images * image_bytes)}; {memory}{rest}"
     )
     return Placement(kind, fit[kind], words)
 
 
-def _gb(count: float) -> str:
-    return f"{count / 1e9:,.2f} GB"
+def _size(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
 def _number(path: Path) -> int | None:

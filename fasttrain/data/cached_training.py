@@ -116,6 +116,7 @@ class CachedTraining:
     def train_epoch(self, epoch: EpochPlan, *, first_step_in_epoch: int = 0) -> Iterator[list[Batch]]:
         """See ``DataPath``; images are normalised, in ``dtype``."""
         store = self.cache.open()
+        store.settle()
         laid = self._laid_out(epoch)
         sent = self._send(epoch, laid)
         micro_batch, per_step = self._plan.micro_batch(epoch), epoch.accumulate

@@ -15,7 +15,7 @@ from fasttrain.data import cache_registry
 from fasttrain.data.batch import to_device
 from fasttrain.data.cache_files import FORMAT_VERSION, Header, chunks, fingerprint, open_shard, save_shard
 from fasttrain.data.cache_memory import choose, device_memory, host_memory
-from fasttrain.data.cache_plan import cache_px, num_shards
+from fasttrain.data.cache_plan import MAX_PX_OVER_CACHE, cache_px, num_shards
 from fasttrain.data.cache_registry import CacheKey, names_of
 from fasttrain.data.cache_store import ImageStore
 from fasttrain.data.check import check_shards
@@ -117,7 +117,8 @@ class RankCache:
             device=device_memory(self._device, self._sharers),
             host=host_memory(self._sharers),
         )
-        self._say(placement.words)
+        served = "" if self._scan.train.images is not None else f" (for px up to {int(self.size[0] * MAX_PX_OVER_CACHE)})"
+        self._say(placement.words + served)
         return ImageStore(placement, num_images, self.size, self._device, workers=self._data.workers)
 
     def _in_shard(self, shard: int) -> int:

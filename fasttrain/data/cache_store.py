@@ -46,12 +46,9 @@ class ImageStore:
         self.filled = np.zeros(num_images, dtype=np.bool_)
         self.sizes = np.ones((num_images, 2), dtype=np.int32)
         on_gpu = placement.kind == "gpu"
-        self.images = torch.empty(
-            (placement.capacity, *size, 3),
-            dtype=torch.uint8,
-            device=device if on_gpu else "cpu",
-            pin_memory=not on_gpu and device.type == "cuda",
-        )
+        # On the host it need not be pinned, which takes minutes and up to twice the memory: what is gathered is.
+        where = device if on_gpu else torch.device("cpu")
+        self.images = torch.empty((placement.capacity, *size, 3), dtype=torch.uint8, device=where)
         self._threads = None if on_gpu else ThreadPoolExecutor(max(1, workers), "gather")
         self._copies = torch.cuda.Stream(device) if not on_gpu and device.type == "cuda" else None
         self._arriving: deque[tuple[torch.cuda.Event, torch.Tensor, NDArray[np.int64]]] = deque()

@@ -40,13 +40,14 @@ def check_shards(config: RunConfig, world_size: int) -> list[Problem]:
     """What is wrong with the shards of the samples on so many ranks."""
     shards = num_shards(config)
     given = f"data.num_shards={config.data.num_shards}" if config.data.num_shards else "data.num_shards=null"
+    batches = [stage.batch_size for stage in config.stages]
     problems = []
-    for row, stage in enumerate(config.stages):
-        if stage.batch_size % shards:
-            fitting = max(count for count in range(1, shards + 1) if stage.batch_size % count == 0)
+    for row, batch in enumerate(batches):
+        if batch % shards:
+            fitting = max(count for count in range(1, shards + 1) if all(size % count == 0 for size in batches))
             problems.append(
                 Problem(
-                    f"{given}: stages.{row}.batch_size={stage.batch_size} does not divide over {shards} shards",
+                    f"{given}: stages.{row}.batch_size={batch} does not divide over {shards} shards",
                     f"data.num_shards={fitting}, or null for the most of {USUAL_SHARDS} that divide all batches",
                 )
             )

@@ -129,8 +129,11 @@ class CachedTraining:
         if store.placement.kind == "host":
             streamed = store.batches(own for part in parts if len(own := laid.local[part][laid.cached[part]]))
         for first in range(0, len(parts), per_step):
-            yield [self._batch(epoch, laid, sent, part, decoded, streamed) for part in parts[first : first + per_step]]
-        self.cache.epoch_done()
+            step = [self._batch(epoch, laid, sent, part, decoded, streamed) for part in parts[first : first + per_step]]
+            if first + per_step == len(parts):
+                # Before the last step is handed out: nobody need ask for one more.
+                self.cache.epoch_done()
+            yield step
 
     def close(self) -> None:
         """Give back threads and memory."""

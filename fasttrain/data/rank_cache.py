@@ -117,9 +117,8 @@ class RankCache:
             device=device_memory(self._device, self._sharers),
             host=host_memory(self._sharers),
         )
-        served = (
-            "" if self._scan.train.images is not None else f" (for px up to {int(self.size[0] * MAX_PX_OVER_CACHE)})"
-        )
+        px = int(self.size[0] * MAX_PX_OVER_CACHE)
+        served = f" (stages up to {px} px)" if self._scan.train.images is None else ""
         self._say(placement.words + served)
         return ImageStore(placement, num_images, self.size, self._device, workers=self._data.workers)
 

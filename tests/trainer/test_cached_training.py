@@ -58,6 +58,19 @@ def test_warm_up_sees_the_types_of_the_batches(
     assert seen == [(32, torch.bfloat16), (48, torch.uint8)]
 
 
+def test_a_cache_is_saved_by_one_run_and_read_by_the_next(
+    train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = (*CACHE, f"data.cache_dir={tmp_path / 'cache'}")
+    assert train_tiny(*settings, f"run_dir={tmp_path / 'one'}") == 0
+    assert len(list((tmp_path / "cache").iterdir())) == 8
+    assert "0 of 64 images read" in capsys.readouterr().out
+    cache_registry.take(None)
+    assert train_tiny(*settings, f"run_dir={tmp_path / 'two'}") == 0
+    assert "64 of 64 images read" in capsys.readouterr().out
+    assert_same_weights(weights(tmp_path / "two"), weights(tmp_path / "one"))
+
+
 def test_cache_off_and_another_number_of_shards_are_another_run(
     train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

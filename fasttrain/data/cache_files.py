@@ -98,10 +98,11 @@ def open_shard(folder: Path, header: Header) -> SavedShard | None:
 
 
 def _why_not(file: Path, expected: Header) -> str | None:
-    with file.open("rb") as opened:
-        start = opened.read(HEADER_BYTES)
     try:
-        found = Header(**json.loads(start))
+        with file.open("rb") as opened:
+            found = Header(**json.loads(opened.read(HEADER_BYTES)))
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
     except (ValueError, TypeError):
         return "its header cannot be read"
     if found.format_version != expected.format_version:

@@ -68,7 +68,7 @@ class ImageStore:
 
         Args:
             local: Their numbers, int64 [n].
-            images: On the device, uint8 [n, height, width, 3].
+            images: On the device or where the cache is, uint8 [n, height, width, 3].
             sizes: Heights and widths before, int64 [n, 2].
         """
         self.sizes[local] = sizes
@@ -76,10 +76,10 @@ class ImageStore:
         if not len(room):
             return
         if len(room) < len(local):
-            images = images[to_device(room, self.device)]
+            images = images[to_device(room, images.device)]
         kept = local[room]
         if self.images.device == images.device:
-            self.images[to_device(kept, self.device)] = images
+            self.images[to_device(kept, images.device)] = images
             self.filled[kept] = True
             return
         arriving = torch.empty(images.shape, dtype=torch.uint8, pin_memory=True)

@@ -215,9 +215,10 @@ class ImageDataPath:
         for batch in self._decode_validation(batches):
             if has_room:
                 kept.append(batch)
+            if len(kept) == len(batches):
+                # Before the last one is handed out: nobody need ask for one more.
+                self._kept_val[key] = kept
             yield batch
-        if has_room:
-            self._kept_val[key] = kept
 
     def _to_device(self, values: NDArray[np.generic]) -> torch.Tensor:
         return to_device(values, self._device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from fasttrain.data.cache_registry import CacheKey, names_of
 from fasttrain.data.cache_store import ImageStore
 from fasttrain.data.check import check_shards
 from fasttrain.data.scan import Scan
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, MachineError, Problem
 
 log = logging.getLogger("fasttrain")
 
@@ -43,6 +44,7 @@ class RankCache:
 
     Raises:
         ConfigError: The shards do not divide over the ranks.
+        MachineError: ``data.cache_dir`` is a file.
     """
 
     def __init__(
@@ -62,6 +64,12 @@ class RankCache:
         self._key = CacheKey(images, decoder, self._data.cache, self.size, str(device), shards)
         self._store = cache_registry.take(self._key)
         self._is_open = False
+        self._fingerprint = ""
+        if self._data.cache_dir is not None:
+            if os.path.isfile(self._data.cache_dir):
+                what = f"data.cache_dir={self._data.cache_dir} is a file, expected a folder"
+                raise MachineError(Problem(what, "data.cache_dir=PATH of a folder, or of one that is to be made"))
+            self._fingerprint = fingerprint(scan.root, scan.train)
         self._unsaved: list[tuple[int, Header]] = []
         self._background = ThreadPoolExecutor(1, "save_cache")
         self._saving: Future[None] | None = None
@@ -137,17 +145,19 @@ class RankCache:
     def _put(
         self, store: ImageStore, local: NDArray[np.int64], images: NDArray[np.uint8], sizes: NDArray[np.int64]
     ) -> None:
-        store.put(local, to_device(np.array(images), self._device), sizes)
+        store.put(local, to_device(np.array(images), store.images.device), sizes)
 
     def _load(self, store: ImageStore, folder: Path) -> None:
         """Fill the cache from the shards that are saved; those that are not will be, once it is full."""
-        found, num_read = fingerprint(self._scan.root, self._scan.train), 0
+        num_read = 0
         for place, shard in enumerate(self._own):
             count = self._in_shard(shard)
-            header = Header(FORMAT_VERSION, found, self.size[0], shard, self.num_shards, count)
+            header = Header(FORMAT_VERSION, self._fingerprint, self.size[0], shard, self.num_shards, count)
             saved = open_shard(folder, header)
             if saved is None:
                 self._unsaved.append((place, header))
+                continue
+            if store.is_full:
                 continue
             num_read += count
             for part in chunks(count, header.cache_px**2 * 3):
@@ -155,6 +165,8 @@ class RankCache:
                 self._put(store, local, saved.squares[part], saved.sizes[part].astype(np.int64))
         store.settle()
         self._say(f"{num_read:,} of {len(store.filled):,} images read from data.cache_dir={folder}")
+        if self._unsaved and store.placement.capacity < len(store.filled):
+            self._say("not all images fit, so that data.cache_dir gets no new files")
 
     def _save(self, store: ImageStore, filled: torch.cuda.Event | None) -> None:
         """Write the shards, on a stream of its own; a disk that refuses them does not end the training."""

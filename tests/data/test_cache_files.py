@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from fasttrain.data import cache_files, cache_registry
+from fasttrain.data import cache_files, cache_registry, rank_cache
 from fasttrain.data.cache_files import HEADER_BYTES, Header, fingerprint, open_shard, save_shard
+from fasttrain.data.cache_memory import Memory
 from fasttrain.data.scan import Split
+from fasttrain.errors import MachineError
 from tests.data.samples import make_folder
 from tests.data.test_cache import assert_equal, epoch_images, start
 
@@ -153,3 +155,26 @@ def test_a_save_that_fails_leaves_neither_file_nor_rest_and_training_goes_on(
     assert_equal(images, fresh)
     assert f"data.cache_dir={tmp_path} cannot be written: No space left on device" in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_place_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(MachineError, match=r"is a file, expected a folder"):
+        start(folder, cache_dir=str(tmp_path / "cache"))
+
+
+def test_a_saved_cache_larger_than_memory_is_read_as_far_as_it_fits(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fresh, _ = train(folder, tmp_path)
+    small = Memory("memory", 11 * 40**2 * 3, 0, 0.1)
+    for name in ("device_memory", "host_memory"):
+        monkeypatch.setattr(rank_cache, name, lambda *_: small)
+    images, decoded = train(folder, tmp_path)
+    assert_equal(images, fresh)
+    # Each epoch has its 26 images and 6 to fill the last batch; 15 images do not fit.
+    assert 3 * 15 <= decoded <= 3 * (15 + 6)
+    with caplog.at_level(logging.INFO, "fasttrain"):
+        train(folder, tmp_path / "new")
+    assert "not all images fit, so that data.cache_dir gets no new files" in caplog.text
+    assert not (tmp_path / "new").exists()

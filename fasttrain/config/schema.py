@@ -100,6 +100,10 @@ class DataConfig:
     pad_px: int = number(ge=0, le=64, unit="pixels", example="4")
     flip: str = choice("random", "alternating", "none")
     val_crop_frac: float = number(gt=0, le=1, unit="share of the resized short side", example="0.875")
+    num_shards: int | None = number(ge=1, le=4096, unit="fixed parts of the training images", example="8")
+    cache: str = choice("auto", "gpu", "host", "off")
+    cache_px: int | None = number(ge=8, le=1024, unit="pixels", example="160")
+    cache_dir: str | None = path("/path/to/cache")
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,8 @@ def _open(checkpoint: Path) -> dict[str, Any]:
 
 def _config(config: RunConfig, root: Path | None) -> RunConfig:
     """The run's config for one device of this machine, whatever it was trained on, and for any number of images."""
-    data = config.data
+    # A single pass gains nothing from a cache.
+    data = replace(config.data, cache="off", cache_dir=None)
     if root is not None:
         data = replace(data, root=str(root.expanduser().resolve()))
     if root is not None or data.backend != "synthetic":

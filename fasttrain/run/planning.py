@@ -90,6 +90,7 @@ def lay_out(config: RunConfig, images: Scan, world: World) -> tuple[Plan, Schedu
         ConfigError: They cannot be run together.
     """
     problems = stages.check(config, images.num_train, world.size)
+    problems += fasttrain.data.check.check_shards(config, world.size)
     if config.target.metric == "top5" and images.num_classes < MIN_CLASSES_FOR_TOP5:
         problems.append(
             Problem(

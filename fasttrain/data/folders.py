@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from fasttrain.data.layout import IMAGE_ENDINGS, find_layout_problem, is_image, visible, wrong_split_folder
 from fasttrain.data.val_labels import read_val_labels
@@ -98,7 +99,8 @@ def _read_split(folder: str) -> _SplitFolder:
         if not classes:
             raise DataError(wrong_split_folder(folder, ignored))
         with ThreadPoolExecutor(LISTING_THREADS) as threads:
-            listed = list(threads.map(_images_below, (os.path.join(folder, name) for name in classes)))
+            paths = [os.path.join(folder, name) for name in classes]
+            listed = list(threads.map(_images_below, paths, [_around(folder)] * len(paths)))
     except OSError as error:
         raise _unreadable(folder, error) from error
     for _, others in listed:
@@ -146,7 +148,13 @@ def _unreadable(folder: str, error: OSError) -> DataError:
     return DataError(Problem(f"{error.filename or folder} cannot be read: {error.strerror}", fix))
 
 
-def _images_below(folder: str, outer: frozenset[str] = frozenset()) -> tuple[list[str], list[str]]:
+def _around(split: str) -> frozenset[str]:
+    """A split and all folders around it: followed, a link to one of them would make other classes a class's own."""
+    real = Path(os.path.realpath(split))
+    return frozenset(map(str, (real, *real.parents)))
+
+
+def _images_below(folder: str, outer: frozenset[str]) -> tuple[list[str], list[str]]:
     """Paths of the images, sorted, and names of the files that are none."""
     files: list[str] = []
     others: list[str] = []
@@ -159,7 +167,7 @@ def _images_below(folder: str, outer: frozenset[str] = frozenset()) -> tuple[lis
             files.append(path)
         elif os.path.isdir(path):
             around = outer | {os.path.realpath(folder)}
-            if os.path.realpath(path) not in around:  # a link to a folder around it would never end
+            if os.path.realpath(path) not in around:  # else it would never end
                 inner_files, inner_others = _images_below(path, around)
                 files += inner_files
                 others += inner_others

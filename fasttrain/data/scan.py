@@ -165,7 +165,13 @@ def _leave_out_bad_files(
     problems = [*_emptied("training", train, of_train, classes), *_emptied("validation", val, of_val, classes)]
     if problems:
         raise DataError(problems)
-    return _without(train, of_train), _without(val, of_val), tuple((paths[row], reason) for row, reason in bad)
+    named = tuple((_printable(paths[row]), reason) for row, reason in bad)
+    return _without(train, of_train), _without(val, of_val), named
+
+
+def _printable(path: str) -> str:
+    """A path as text that can be written: a name in another encoding than UTF-8 shows its bytes."""
+    return os.fsencode(path).decode("utf-8", errors="backslashreplace")
 
 
 def _without(split: Split, bad: dict[int, str]) -> Split:
@@ -182,7 +188,10 @@ def _emptied(name: str, split: Split, bad: dict[int, str], classes: Sequence[str
     names = ", ".join(classes[label] for label in emptied[:MAX_NAMED]) + (", ..." if len(emptied) > MAX_NAMED else "")
     what = f"data.on_bad_file=skip would leave no {name} image in {len(emptied)} classes ({names})"
     return [
-        Problem(f"{what}, e.g. {split.paths[row]}: {bad[row]}", "get these files again from the data set's archive")
+        Problem(
+            f"{what}, e.g. {_printable(split.paths[row])}: {bad[row]}",
+            "get these files again from the data set's archive",
+        )
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 from pathlib import Path
 
@@ -58,6 +59,29 @@ def test_links_hidden_files_and_odd_names_train_alike(root: Path, backend: str) 
         ((batch,),) = path.train_epoch(plan.epochs[0])
         assert sorted(batch.labels.tolist()) == [0] * 7 + [1] * 3
         assert sum(batch.num_valid for batch in path.val_batches(32)) == 10
+    finally:
+        path.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_names_in_an_old_encoding(root: Path, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = os.fsencode(root / "train" / "sea cow")
+    try:
+        os.rename(folder + b"/0.JPG", folder + b"/vache \xe9t\xe9.JPG")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    Path(os.fsdecode(folder + b"/zero \xff.jpg")).write_bytes(b"")
+    config = make_config([{"batch_size": 10}], root=str(root), backend=backend, on_bad_file="skip")
+    found = scan(config)
+    skipped = [path for path, _ in found.skipped]
+    assert f"{root}/train/sea cow/zero \\xff.jpg" in skipped
+    for text in (*skipped, *found.notes):
+        text.encode("utf-8")
+    plan = make_plan(make_config([{"batch_size": 5}]), found.num_train)
+    path = build_data_path(config, found, plan, device=CPU, rank=0, world_size=1)
+    try:
+        assert len(list(path.train_epoch(plan.epochs[0]))) == 2
     finally:
         path.close()
 

@@ -23,6 +23,7 @@ def check(config: RunConfig) -> list[Problem]:
                 f"model.num_classes={data.num_classes}, or null to take the data's",
             )
         )
+    problems += _unread_settings(data)
     if data.crop == "padded":
         problems += [
             Problem(
@@ -87,6 +88,26 @@ def _check_cache(config: RunConfig) -> list[Problem]:
             )
         ]
     return []
+
+
+def _unread_settings(data: DataConfig) -> list[Problem]:
+    """Settings about files that this kind of data does not read."""
+    problems = []
+    no_files = "data.backend=synthetic" if data.backend == "synthetic" else "data=cifar10"
+    without_files = data.backend == "synthetic" or data.kind == "cifar10"
+    if data.on_bad_file == "skip" and without_files:
+        problems.append(
+            Problem(f"data.on_bad_file=skip, but {no_files} decodes no image files", "data.on_bad_file=fail")
+        )
+    if data.val_labels is None:
+        return problems
+    if without_files or data.kind != "imagefolder":
+        reason = f"{no_files if without_files else f'data={data.kind}'} has the classes in it"
+    elif data.holdout_frac:
+        reason = f"data.holdout_frac={data.holdout_frac:g} validates on a part of train/ and reads no val/"
+    else:
+        return problems
+    return [*problems, Problem(f"data.val_labels={data.val_labels}, but {reason}", "data.val_labels=null")]
 
 
 def no_counts(data: DataConfig) -> list[Problem]:

@@ -18,6 +18,8 @@ DATA = {
     "root": None,
     "backend": "torchvision",
     "workers": 2,
+    "on_bad_file": "fail",
+    "val_labels": None,
     "holdout_frac": 0.0,
     "num_train": None,
     "num_val": None,

@@ -21,6 +21,9 @@ def check(config: RunConfig) -> list[Problem]:
                 f"model.num_classes={data.num_classes}, or null to take the data's",
             )
         )
+    if data.hw_decoder_load != "auto" and not _is_share(data.hw_decoder_load):
+        what = f"data.hw_decoder_load={data.hw_decoder_load}: expected auto or a share from 0 to 1"
+        problems.append(Problem(what, "data.hw_decoder_load=auto"))
     if data.crop == "padded":
         problems += [
             Problem(
@@ -32,6 +35,13 @@ def check(config: RunConfig) -> list[Problem]:
             if data.pad_px >= stage.px
         ]
     return problems
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False
 
 
 def no_counts(data: DataConfig) -> list[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fasttrain.bench.arguments import StepFlags
 from fasttrain.config.compose import ComposedRun, compose_run
@@ -17,8 +18,10 @@ from fasttrain.strategy.world import World, find_world
 # multiplies faster than numbers.
 BENCH_LR = 1e-6
 
-# Epochs of a stage that train on files: the first one fills caches and is not counted.
+# Epochs on files that are not counted, at each px: the first one fills caches.
 FILL_EPOCHS = 1
+# A bound on the steps of a stage that no epoch reaches: each stage is one whole epoch.
+WHOLE_EPOCH = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,9 @@ def build_arms(flags: StepFlags) -> list[Arm]:
     return arms
 
 
-def choose_shapes(stages: Sequence[StageConfig], *, px: Sequence[int] | None, batch_size: int | None) -> tuple[Shape, ...]:
+def choose_shapes(
+    stages: Sequence[StageConfig], *, px: Sequence[int] | None, batch_size: int | None
+) -> tuple[Shape, ...]:
     """What to measure.
 
     Args:
@@ -95,34 +100,41 @@ def choose_shapes(stages: Sequence[StageConfig], *, px: Sequence[int] | None, ba
     return tuple(Shape(side, batch_size or batches.get(side, stages[0].batch_size)) for side in px)
 
 
-def measured_run(arm: Arm, *, repeats: int, steps: int, world_size: int, num_classes: int, extra_rows: int) -> ComposedRun:
-    """The short run of an arm: each shape in turn, ``repeats`` times.
+def measured_run(
+    arm: Arm, *, repeats: int, steps: int, world_size: int, num_classes: int, extra_rows: int = 0
+) -> ComposedRun:
+    """The short run of an arm: a row of the stage table, of which one epoch is run, for each measurement.
+
+    On random pixels the shapes take turns. On files each shape has FILL_EPOCHS rows more, at its start.
 
     Args:
         arm: What is trained.
         repeats: Measurements of each shape.
-        steps: Of each measurement; training on files goes through whole epochs instead.
+        steps: Of each measurement; on files it is a whole epoch.
         world_size: Ranks.
         num_classes: Of random labels.
-        extra_rows: Further rounds of all shapes behind the counted ones.
+        extra_rows: Further turns of all shapes behind the counted ones, on random pixels.
     """
     config = arm.run.config
     if arm.data == "random":
-        rows = [_row(config, shape, epochs=1) for _ in range(repeats + extra_rows) for shape in arm.shapes]
+        shapes = [shape for _ in range(repeats + extra_rows) for shape in arm.shapes]
         images = steps * max(shape.batch_size for shape in arm.shapes)
         data = replace(
-            config.data, num_train=images, num_val=world_size, num_classes=num_classes, holdout_frac=0.0
+            without_cache(config).data, num_train=images, num_val=world_size, num_classes=num_classes, holdout_frac=0.0
         )
     else:
-        rows = [_row(config, shape, epochs=FILL_EPOCHS + repeats + extra_rows) for shape in arm.shapes]
-        data = config.data
+        shapes = [shape for shape in arm.shapes for _ in range(FILL_EPOCHS + repeats)]
+        data, steps = config.data, WHOLE_EPOCH
+    rows = [_row(config, shape) for shape in shapes]
+    # What the schedule and the optimizer do at an epoch of the recipe must find that epoch in the run.
+    rows[-1] = replace(rows[-1], epochs=sum(stage.epochs for stage in config.stages))
     config = replace(
         config,
         stages=rows,
         data=data,
         optimizer=replace(config.optimizer, lr=BENCH_LR),
         schedule=replace(config.schedule, warmup_epochs=0, end_lr=0),
-        trainer=replace(config.trainer, steps_per_stage=steps if arm.data == "random" else None),
+        trainer=replace(config.trainer, steps_per_stage=steps),
         run_dir=None,
         resume=None,
         dry_run=False,
@@ -140,9 +152,11 @@ def check_arms(arms: Sequence[Arm], *, bare: bool) -> World:
     Raises:
         ConfigError: One cannot, or its ranks are not there yet.
     """
-    for arm in arms:
-        planning.check_rooms(arm.run.config)
     world = ranks_of(arms[0].run.config, "step")
+    for arm in arms:
+        classes = num_classes_of(arm.run, world)
+        run = measured_run(arm, repeats=1, steps=1, world_size=world.size, num_classes=classes)
+        planning.check_rooms(run.config)
     if bare and world.size > 1:
         raise ConfigError(Problem(f"--bare: the bare loop has one rank, not {world.size}", "leave --bare out"))
     if bare and any(arm.run.config.trainer.precision == "fp16" for arm in arms):
@@ -183,8 +197,12 @@ def num_classes_of(run: ComposedRun, world: World) -> int:
     return planning.scan_images(replace(config, data=files), world).num_classes
 
 
-def _row(config: RunConfig, shape: Shape, *, epochs: int) -> StageConfig:
+def without_cache(config: RunConfig) -> RunConfig:
+    """The same run, without a cache of decoded images."""
+    off: dict[str, Any] = {"cache": "off"} if hasattr(config.data, "cache") else {}
+    return replace(config, data=replace(config.data, **off))
+
+
+def _row(config: RunConfig, shape: Shape) -> StageConfig:
     like = next((stage for stage in config.stages if stage.px == shape.px), config.stages[0])
-    return StageConfig(
-        epochs=epochs, px=shape.px, min_area=like.min_area, batch_size=shape.batch_size, val_px=shape.px
-    )
+    return StageConfig(epochs=1, px=shape.px, min_area=like.min_area, batch_size=shape.batch_size, val_px=shape.px)

@@ -63,7 +63,7 @@ def _step(config: RunConfig, shape: Shape, device: torch.device, num_classes: in
     torch.manual_seed(config.seed)
     network: nn.Module = build_model(config.model, num_classes).to(device).train()
     if config.trainer.channels_last:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network.to(memory_format=torch.channels_last)
     if config.trainer.compile:
         network.compile(dynamic=False)
     optimizer = build_optimizer(replace(config, optimizer=replace(config.optimizer, lr=BENCH_LR)), network)

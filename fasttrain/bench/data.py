@@ -40,7 +40,7 @@ TOGETHER = "train_epoch"
 OURS, BARE = "DALI path of fasttrain", "bare DALI"
 
 # What the path as a whole is made of, by its back end, where no cache stands in between.
-USED = {"dali": ("headers", "decode_region"), "torchvision": ("read", "decode")}
+USED = {"dali": ("headers", "backend"), "torchvision": ("read", "backend")}
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ def bench_data(flags: DataFlags, runs: Sequence[DataRun], world: World) -> Outco
     if flags.stage_changes:
         for run in runs:
             with opened_path(bench, run) as path:
+                if run.caches:
+                    fill(bench, path)
                 stage_change.measure(outcome, path, plan, flags, run.label, needs, bench.device)
     if flags.first_pass:
         for run in runs:
@@ -101,16 +103,14 @@ def step_needs(bench: Bench, world: World) -> dict[int, float]:
     arm = step_arm(flags, bench.run.run.config)
     measured = measure_arm(arm, world, repeats=flags.repeats, steps=STEP_STEPS, num_classes=bench.images.num_classes)
     reset_device()
-    return {px: Figure("", "", rates(measured, px, flags.batch)).median for px in sides}
+    return {px: statistics.median(rates(measured, px, flags.batch)) for px in sides}
 
 
 @contextlib.contextmanager
 def opened_path(bench: Bench, run: DataRun) -> Iterator[DataPath]:
     """The data path of a run, closed in the end."""
     torch.manual_seed(run.run.config.seed)
-    path = build_data_path(
-        run.run.config, bench.images, bench.plan, device=bench.device, rank=0, world_size=1
-    )
+    path = build_data_path(run.run.config, bench.images, bench.plan, device=bench.device, rank=0, world_size=1)
     try:
         yield path
     finally:
@@ -124,7 +124,8 @@ def _measure_rates(outcome: Outcome, bench: Bench, runs: Sequence[DataRun], need
         parts_too = run is runs[0]
         with opened_path(bench, run) as path, opened_parts(bench, wanted=parts_too) as parts:
             if run.caches:
-                outcome.figures.append(_filling(bench, run, path))
+                name = _name("pass that fills the cache, without training", bench.plan.epochs[0].px, run)
+                outcome.figures.append(Figure(name, "images/s", (fill(bench, path),)))
             for px in dict.fromkeys(epoch.px for epoch in bench.plan.epochs):
                 _one_px(outcome, bench, run, path, parts, px=px, need=needs.get(px))
             if parts is not None:
@@ -144,14 +145,13 @@ def opened_parts(bench: Bench, *, wanted: bool) -> Iterator[Parts | None]:
         backend.close()
 
 
-def _filling(bench: Bench, run: DataRun, path: DataPath) -> Figure:
-    """The pass that fills a cache, without training."""
+def fill(bench: Bench, path: DataPath) -> float:
+    """Images/s of the pass that fills a cache, without training."""
     epoch = bench.plan.epochs[0]
     started = now(bench.device)
     for _ in path.train_epoch(epoch):
         pass
-    rate = epoch.images / (now(bench.device) - started)
-    return Figure(_name("pass that fills the cache, without training", epoch.px, run), "images/s", (rate,))
+    return epoch.images / (now(bench.device) - started)
 
 
 def _one_px(

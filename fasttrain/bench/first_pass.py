@@ -7,13 +7,12 @@ from dataclasses import replace
 import torch
 
 from fasttrain.bench.arguments import DataFlags
-from fasttrain.bench.arms import BENCH_LR
+from fasttrain.bench.arms import BENCH_LR, without_cache
 from fasttrain.bench.data_runs import DataRun
 from fasttrain.bench.figures import Figure, Outcome, table
 from fasttrain.bench.measure import now
 from fasttrain.bench.training import train_briefly
 from fasttrain.config.compose import ComposedRun
-from fasttrain.config.schema import RunConfig
 from fasttrain.data.path import build_data_path
 from fasttrain.errors import ConfigError, Problem
 from fasttrain.run import planning
@@ -33,9 +32,7 @@ def first_pass_run(run: ComposedRun) -> ComposedRun:
     return replace(run, config=config)
 
 
-def measure_first_pass(
-    outcome: Outcome, run: DataRun, flags: DataFlags, world: World, device: torch.device
-) -> None:
+def measure_first_pass(outcome: Outcome, run: DataRun, flags: DataFlags, world: World, device: torch.device) -> None:
     """Measure both, taking turns, each time with nothing in any cache, and add the figures.
 
     Raises:
@@ -60,13 +57,6 @@ def measure_first_pass(
     outcome.figures += figures
     rows = [[figure.name, figure.unit, str(len(figure.values)), figure.text()] for figure in figures]
     outcome.tables.append(table(f"first pass{suffix}", ["figure", "unit", "n", "median [min .. max]"], rows))
-
-
-def without_cache(config: RunConfig) -> RunConfig:
-    """The same run, decoding every image in every epoch."""
-    if hasattr(config.data, "cache"):
-        return replace(config, data=replace(config.data, cache="off"))
-    return config
 
 
 def decode_only(run: ComposedRun, world: World, device: torch.device) -> float:

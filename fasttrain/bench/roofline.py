@@ -22,8 +22,8 @@ UPDATE_PASSES = 5
 
 COUNTING = (
     "roofline: for each convolution and matrix product of forward and backward the longer of its operations "
-    "(torch.utils.flop_counter) at the chip's rate and its inputs and outputs, once each, at the memory's; the update's "
-    "traffic is that of SGD with momentum; everything else counts as fused away, so 1.0 cannot be reached"
+    "(torch.utils.flop_counter) at the chip's rate and its inputs and outputs, once each, at the memory's; the "
+    "update's traffic is that of SGD with momentum; everything else counts as fused away, so 1.0 cannot be reached"
 )
 
 

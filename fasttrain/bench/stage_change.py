@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -76,26 +77,35 @@ def measure(
     for visit in range(flags.stage_changes + 1):
         px = sides[visit % len(sides)]
         step_s = flags.batch / needs[px] if px in needs else 0.0
-        times = _go_through(path, left[px], step_s, device)
+        times, used = _go_through(path, left[px], step_s, device)
         first_s = 0.0 if last is None else times[0] - last
-        intervals = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        intervals = [later - earlier for earlier, later in itertools.pairwise(times)]
         visits.append(Visit(px, first_s, tuple(intervals[SKIP_STEPS:])))
         last = times[-1]
-        memory.append(used_mib(device))
-    lost = tuple(1e3 * lost_seconds(a, b) for a, b in zip(visits, visits[1:], strict=False))
+        memory.append(used)
+    lost = tuple(1e3 * lost_seconds(a, b) for a, b in itertools.pairwise(visits))
     _report(outcome, lost, memory, label, flags.stage_changes, device)
 
 
-def _go_through(path: DataPath, epochs: list[EpochPlan], step_s: float, device: torch.device) -> list[float]:
-    """When each batch of some steps of a stage was there; uses up the epochs that it takes."""
+def _go_through(
+    path: DataPath, epochs: list[EpochPlan], step_s: float, device: torch.device
+) -> tuple[list[float], tuple[float, float]]:
+    """When each batch of a short stage was there, and the memory in use meanwhile.
+
+    Uses up the epochs that it takes, the last one cut short. The stage ends as in training: the
+    data path knows which batch is its last one and works on nothing behind it.
+    """
     times: list[float] = []
+    memory = (0.0, 0.0)
     while len(times) < STEPS_PER_STAGE:
-        for _ in path.train_epoch(epochs.pop(0)):
+        epoch = epochs.pop(0)
+        for _ in path.train_epoch(replace(epoch, steps=min(epoch.steps, STEPS_PER_STAGE - len(times)))):
             times.append(now(device))
+            if len(times) == SKIP_STEPS:
+                # Between batches whose interval does not count.
+                memory = used_mib(device)
             time.sleep(step_s)
-            if len(times) == STEPS_PER_STAGE:
-                break
-    return times
+    return times, memory
 
 
 def _report(

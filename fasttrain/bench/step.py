@@ -9,10 +9,11 @@ from fasttrain.bench.arguments import StepFlags
 from fasttrain.bench.arms import FILL_EPOCHS, Arm, Shape, measured_run, num_classes_of
 from fasttrain.bench.bare_loop import time_bare_loop
 from fasttrain.bench.figures import Outcome
-from fasttrain.bench.step_report import ShapeResult, report_arm, report_recipe
+from fasttrain.bench.step_report import ShapeResult, report_arm, report_files_over_random, report_recipe
 from fasttrain.bench.training import Measured, train_briefly
-from fasttrain.errors import FasttrainError
+from fasttrain.errors import ConfigError, Problem
 from fasttrain.strategy.world import World
+from fasttrain.trainer.meters import RATE_SKIP_STEPS
 
 CLOCK = (
     "images over seconds of one epoch's steps by the trainer's own meter, the first 5 of each left out, the device "
@@ -24,7 +25,7 @@ def bench_step(flags: StepFlags, arms: Sequence[Arm], world: World) -> Outcome:
     """Measure every shape of every arm, the arms taking turns.
 
     Raises:
-        FasttrainError: What ends a training ends the benchmark.
+        ConfigError: An epoch of the files has too few steps.
     """
     results: dict[tuple[str, Shape], ShapeResult] = defaultdict(ShapeResult)
     num_classes = num_classes_of(arms[0].run, world)
@@ -44,6 +45,7 @@ def bench_step(flags: StepFlags, arms: Sequence[Arm], world: World) -> Outcome:
         report_arm(outcome, arm, results, world, num_classes=num_classes)
         if flags.px is None and flags.batch is None:
             report_recipe(outcome, arm, results, world)
+    report_files_over_random(outcome, arms, results)
     return outcome
 
 
@@ -57,19 +59,15 @@ def measure_arm(
     arm: Arm, world: World, *, repeats: int, steps: int, num_classes: int, launches: bool = False
 ) -> list[Measured]:
     """One training of an arm; the epochs that only fill caches are left out."""
+    random = arm.data == "random"
+    extra = int(launches and random)
     run = measured_run(
-        arm, repeats=repeats, steps=steps, world_size=world.size, num_classes=num_classes, extra_rows=int(launches)
+        arm, repeats=repeats, steps=steps, world_size=world.size, num_classes=num_classes, extra_rows=extra
     )
-    counted = repeats * len(arm.shapes)
-    first_profiled = counted if launches and arm.data == "random" else None
-    measured = train_briefly(run, world, profile_from_epoch=first_profiled)
-    if arm.data == "random":
+    measured = train_briefly(run, world, profile_from_epoch=repeats * len(arm.shapes) if extra else None)
+    if random:
         return measured
-    fills = FILL_EPOCHS
-    kept: list[Measured] = []
-    for stage in dict.fromkeys(m.row.stage for m in measured):
-        kept += [m for m in measured if m.row.stage == stage][fills : fills + repeats]
-    return kept
+    return [m for place, m in enumerate(measured) if place % (FILL_EPOCHS + repeats) >= FILL_EPOCHS]
 
 
 def _add(result: ShapeResult, measured: Sequence[Measured], shape: Shape) -> None:
@@ -82,4 +80,10 @@ def _add(result: ShapeResult, measured: Sequence[Measured], shape: Shape) -> Non
             result.rates.append(m.row.images_per_second)
             result.peak_bytes += [m.peak_bytes] if m.peak_bytes is not None else []
     if not result.rates:
-        raise FasttrainError(f"no step was timed at {shape.px} px: an epoch has too few steps after the first ones")
+        raise ConfigError(
+            Problem(
+                f"no step was timed at {shape.px} px: an epoch of the files has no more steps than the first "
+                f"{RATE_SKIP_STEPS}, which do not count",
+                f"--batch {max(1, shape.batch_size // 4)}",
+            )
+        )

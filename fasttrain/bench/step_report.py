@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +27,7 @@ MEDIANS = {
     "bare": "bare loop images/s",
     "ratio": "over bare loop",
 }
+
 
 @dataclass
 class ShapeResult:
@@ -97,10 +99,7 @@ def report_recipe(outcome: Outcome, arm: Arm, results: Results, world: World) ->
         device_batch_size=config.trainer.device_batch_size,
         steps_per_stage=None,
     )
-    rates = {
-        (shape.px, shape.batch_size): Figure("", "", tuple(results[arm.label, shape].rates)).median
-        for shape in arm.shapes
-    }
+    rates = {(shape.px, shape.batch_size): statistics.median(results[arm.label, shape].rates) for shape in arm.shapes}
     times = project(plan, rates)
     seconds = sum(time.seconds for time in times)
     rows = [
@@ -118,14 +117,32 @@ def report_recipe(outcome: Outcome, arm: Arm, results: Results, world: World) ->
         outcome.tables.append(f"projected cost at {config.report.cost_per_hour:g} USD an hour: {cost:.2f} USD")
 
 
+def report_files_over_random(outcome: Outcome, arms: Sequence[Arm], results: Results) -> None:
+    """Add, where both were measured, what training on files keeps of the rate on pixels that cost nothing."""
+    twins = {arm.label.removesuffix("random"): arm for arm in arms if arm.data == "random"}
+    rows = []
+    for arm in arms:
+        twin = twins.get(arm.label.removesuffix("files")) if arm.data == "files" else None
+        if twin is None:
+            continue
+        for shape in arm.shapes:
+            medians = [statistics.median(results[label, shape].rates) for label in (arm.label, twin.label)]
+            name = f"files over random, {shape.px} px, batch {shape.batch_size}"
+            settings = arm.label.removesuffix("files").removesuffix(", ")
+            name += f", {settings}" if settings else ""
+            figure = Figure(name, "ratio of medians", (medians[0] / medians[1],))
+            outcome.figures.append(figure)
+            rows.append([figure.name, figure.text()])
+    if rows:
+        outcome.tables.append(table("training on files over training on random pixels", ["shape", "ratio"], rows))
+
+
 def micro_batches(arm: Arm, shape: Shape, world: World) -> int:
     """Parts in which one device takes its images of a step."""
     return accumulation(shape.batch_size // world.size, arm.run.config.trainer.device_batch_size)
 
 
-def _least_seconds(
-    outcome: Outcome, arm: Arm, world: World, *, num_classes: int, on_gpu: bool
-) -> dict[Shape, float]:
+def _least_seconds(outcome: Outcome, arm: Arm, world: World, *, num_classes: int, on_gpu: bool) -> dict[Shape, float]:
     """The roofline's time of each shape on this device; empty where the device's ceilings are not known."""
     name = torch.cuda.get_device_name() if on_gpu else "CPU"
     config, chip = arm.run.config, CHIPS.get(name)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from nvidia import dali
 from numpy.typing import NDArray
+from nvidia import dali
 from nvidia.dali.pipeline import Pipeline
 
 # DALI's stubs do not know all of its operators and types.

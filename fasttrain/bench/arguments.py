@@ -66,8 +66,8 @@ class StepFlags:
         batch: Images of a step over all ranks; None for the recipe's.
         steps: Of each measurement.
         repeats: Measurements of each shape.
-        rounds: Trainings over which they are spread, taking turns with the other settings; None: 2 where
-            there are several settings, else 1.
+        rounds: Trainings over which they are spread, taking turns with the other settings and the bare loop;
+            None: 2 where there is something to take turns with, else 1.
         precision, compile, capture, optimizers, data: Values to compare.
         bare: Whether the same step in a bare loop is set beside Lightning's.
         launches: Whether kernel launches are counted.
@@ -217,7 +217,7 @@ def read_step_flags(arguments: Sequence[str]) -> StepFlags:
     add("--px", help="training px, e.g. 96,128 (default: a row for each stage of the recipe)")
     add("--batch", help="images of a step over all ranks (default: the recipe's)")
     add("--steps", default="30", help="of each measurement; the first 5 are not counted (default: 30)")
-    add("--rounds", help="trainings that the repeats are spread over (default: 2 where settings are compared, else 1)")
+    add("--rounds", help="trainings that the repeats are spread over (default: 2 where anything is compared, else 1)")
     add("--precision", help="compare some of fp32,bf16,fp16")
     add("--compile", help="compare on,off")
     add("--capture", help="compare on,off")

@@ -37,7 +37,7 @@ CLOCK = (
 STEP_STEPS = 25
 
 TOGETHER = "train_epoch"
-OURS, BARE = "DALI path of fasttrain", "bare DALI"
+DECODING, BARE = "DALI path of fasttrain", "bare DALI"
 
 # What the path as a whole is made of, by its back end, where no cache stands in between.
 USED = {"dali": ("headers", "backend"), "torchvision": ("read", "backend")}
@@ -168,10 +168,13 @@ def _one_px(
     flags, epochs = bench.flags, [epoch for epoch in bench.plan.epochs if epoch.px == px]
     streams = {} if parts is None else parts.streams(epochs[0], flags.batch)
     streams[TOGETHER] = data_parts.through_path(path, epochs)
+    # The path as it decodes, whatever the run caches.
+    ours = DECODING if run.caches else TOGETHER
     if parts is not None and parts.compares_dali:
-        # The path as it decodes, whatever the run caches.
-        streams[OURS] = streams[TOGETHER] if not run.caches else parts.through_backend(epochs[0], flags.batch)
-        streams[BARE] = parts.bare_dali(epochs[0], flags.batch)
+        if run.caches:
+            streams[ours] = parts.through_backend(epochs[0], flags.batch)
+        like = parts.backend if run.caches else path.backend
+        streams[BARE] = parts.bare_dali(epochs[0], flags.batch, like)
     measured: dict[str, list[float]] = {name: [] for name in streams}
     for _ in range(flags.repeats):
         for name, batches in streams.items():
@@ -179,8 +182,8 @@ def _one_px(
     for batches in streams.values():
         batches.close()
     figures = [Figure(_name(name, px, run), "images/s", tuple(values)) for name, values in measured.items()]
-    if OURS in measured:
-        ratios = tuple(ours / bare for ours, bare in zip(measured[OURS], measured[BARE], strict=True))
+    if BARE in measured:
+        ratios = tuple(a / b for a, b in zip(measured[ours], measured[BARE], strict=True))
         figures.append(Figure(_name("DALI path of fasttrain over bare DALI", px, run), "ratio", ratios))
     if need is not None:
         figures.append(Figure(_name("need of the training step", px, run), "images/s", (need,)))

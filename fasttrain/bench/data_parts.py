@@ -44,7 +44,7 @@ class Parts:
     def __init__(
         self, config: RunConfig, split: Split, backend: Backend, device: torch.device, wanted: Sequence[str]
     ) -> None:
-        self._config, self._split, self._backend, self._device = config, split, backend, device
+        self._config, self._split, self.backend, self._device = config, split, backend, device
         self._threads = max(1, config.data.workers)
         self._wanted, self.left_out = self._applying(wanted)
 
@@ -69,21 +69,27 @@ class Parts:
     def through_backend(self, epoch: EpochPlan, batch: int) -> Batches:
         """The back end's own pixels for requests as training makes them, without labels, order or cache."""
         requests = (train_request(self._split, rows, self._config, epoch) for rows in self._rows(batch))
-        for request, _ in self._backend.images(requests):
+        for request, _ in self.backend.images(requests):
             yield len(request.rows)
 
-    def bare_dali(self, epoch: EpochPlan, batch: int) -> Batches:
-        """DALI as its manual has it, for the same files, px and smallest crop."""
+    def bare_dali(self, epoch: EpochPlan, batch: int, like: Backend) -> Batches:
+        """DALI as its manual has it, for the same files, px and smallest crop.
+
+        Args:
+            epoch: Gives px and smallest crop.
+            batch: Images at once.
+            like: What it is set beside; asked for its options at the first batch, when it has chosen them.
+        """
         from fasttrain.bench.bare_dali import training_batches
 
-        return training_batches(
+        yield from training_batches(
             self._split,
             px=epoch.px,
             batch=batch,
             min_area=epoch.min_area,
             device=self._device,
             threads=self._threads,
-            decoder=self._decoder(),
+            decoder=decoder_options(like),
         )
 
     def _rows(self, batch: int) -> Iterator[NDArray[np.int64]]:
@@ -93,7 +99,7 @@ class Parts:
         needs_files = {"read", "headers", "decode", "decode_region", "dali_ratio"}
         reasons = {
             "these images are no files": needs_files if self._split.images is not None else set(),
-            "this back end is not DALI": {"decode_region", "dali_ratio"} if self._backend.name != "dali" else set(),
+            "this back end is not DALI": {"decode_region", "dali_ratio"} if self.backend.name != "dali" else set(),
             "there is no GPU": {"transfer"} if self._device.type == "cpu" else set(),
         }
         notes = []
@@ -103,7 +109,7 @@ class Parts:
         return set(wanted).difference(*reasons.values()), notes
 
     def _headers(self, batch: int) -> Batches:
-        if self._backend.name != "dali":
+        if self.backend.name != "dali":
             return read_headers(self._split, self._rows(batch), self._threads)
         from fasttrain.bench.bare_dali import header_batches
 
@@ -111,20 +117,25 @@ class Parts:
 
     def _decode(self, batch: int, min_area: float | None) -> Batches:
         encoded = encoded_batches(self._split, self._rows(batch))
-        if self._backend.name != "dali":
+        if self.backend.name != "dali":
             return decode_files(encoded, self._threads)
         from fasttrain.bench.bare_dali import decoded_batches
 
         return decoded_batches(
-            encoded, min_area=min_area, device=self._device, threads=self._threads, decoder=self._decoder()
+            encoded,
+            min_area=min_area,
+            device=self._device,
+            threads=self._threads,
+            decoder=decoder_options(self.backend),
         )
 
-    def _decoder(self) -> dict[str, Any]:
-        """The options with which the back end decodes on a GPU."""
-        from fasttrain.data.dali_backend import DaliBackend
 
-        assert isinstance(self._backend, DaliBackend)
-        return self._backend.decoder_options
+def decoder_options(backend: Backend) -> dict[str, Any]:
+    """With which DALI's back end decodes on a GPU."""
+    from fasttrain.data.dali_backend import DaliBackend
+
+    assert isinstance(backend, DaliBackend)
+    return backend.decoder_options
 
 
 def rows_of_batches(num_train: int, batch: int, seed: int) -> Iterator[NDArray[np.int64]]:

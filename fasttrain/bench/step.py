@@ -10,7 +10,7 @@ from fasttrain.bench.arms import FILL_EPOCHS, Arm, Shape, measured_run, num_clas
 from fasttrain.bench.bare_loop import time_bare_loop
 from fasttrain.bench.figures import Outcome
 from fasttrain.bench.step_report import ShapeResult, report_arm, report_files_over_random, report_recipe
-from fasttrain.bench.training import Measured, train_briefly
+from fasttrain.bench.training import Measured, rates, train_briefly
 from fasttrain.errors import ConfigError, Problem
 from fasttrain.strategy.world import World
 from fasttrain.trainer.meters import RATE_SKIP_STEPS
@@ -29,7 +29,8 @@ def bench_step(flags: StepFlags, arms: Sequence[Arm], world: World) -> Outcome:
     """
     results: dict[tuple[str, Shape], ShapeResult] = defaultdict(ShapeResult)
     num_classes = num_classes_of(arms[0].run, world)
-    for repeats in split_repeats(flags.repeats, flags.rounds or (2 if len(arms) > 1 else 1)):
+    several = len(arms) > 1 or flags.bare
+    for repeats in split_repeats(flags.repeats, flags.rounds or (2 if several else 1)):
         for arm in arms:
             measured = measure_arm(
                 arm, world, repeats=repeats, steps=flags.steps, num_classes=num_classes, launches=flags.launches
@@ -46,6 +47,8 @@ def bench_step(flags: StepFlags, arms: Sequence[Arm], world: World) -> Outcome:
         if flags.px is None and flags.batch is None:
             report_recipe(outcome, arm, results, world)
     report_files_over_random(outcome, arms, results)
+    if flags.launches and not any(result.launches for result in results.values()):
+        outcome.notes.append("launches not counted: they need a GPU and random pixels")
     return outcome
 
 
@@ -71,14 +74,10 @@ def measure_arm(
 
 
 def _add(result: ShapeResult, measured: Sequence[Measured], shape: Shape) -> None:
-    for m in measured:
-        if (m.row.px, m.row.batch_size) != (shape.px, shape.batch_size):
-            continue
-        if m.launches is not None:
-            result.launches.append(m.launches)
-        elif m.row.images_per_second is not None:
-            result.rates.append(m.row.images_per_second)
-            result.peak_bytes += [m.peak_bytes] if m.peak_bytes is not None else []
+    of_shape = [m for m in measured if (m.row.px, m.row.batch_size) == (shape.px, shape.batch_size)]
+    result.rates += rates(measured, shape.px, shape.batch_size)
+    result.peak_bytes += [m.peak_bytes for m in of_shape if m.peak_bytes is not None and not m.profiled]
+    result.launches += [m.launches for m in of_shape if m.launches is not None]
     if not result.rates:
         raise ConfigError(
             Problem(

@@ -37,11 +37,13 @@ class Measured:
 
     Attributes:
         row: Of its history: px, batch size, images/s by the trainer's own meter.
+        profiled: Whether it was there to count launches; its images/s do not count.
         peak_bytes: Most memory that tensors took on this device; None on a CPU.
         launches: Calls that start work on the device, one step; None where they were not counted.
     """
 
     row: Row
+    profiled: bool
     peak_bytes: int | None
     launches: float | None
 
@@ -68,8 +70,11 @@ def train_briefly(run: ComposedRun, world: World, *, profile_from_epoch: int | N
             training.fit(replace(parts, callbacks=[*kept, peaks, launches]))
         finally:
             configure_logging(None, world.rank)
-    rows = parts.report.history.rows
-    return [Measured(row, peaks.of(row.epoch - 1), launches.of(row.epoch - 1)) for row in rows]
+    first_profiled = len(plan.epochs) if profile_from_epoch is None else profile_from_epoch
+    return [
+        Measured(row, epoch >= first_profiled, peaks.of(epoch), launches.of(epoch))
+        for epoch, row in enumerate(parts.report.history.rows)
+    ]
 
 
 def reset_device() -> None:
@@ -126,7 +131,7 @@ class LaunchCount(Callback):
         if wanted and pl_module.device.type == "cuda":
             assert isinstance(pl_module, ClassifierModule)
             self._first_step = pl_module.step
-            self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            self._profiler = torch.profiler.profile()
             self._profiler.start()
 
     def on_train_batch_end(
@@ -143,9 +148,9 @@ class LaunchCount(Callback):
 
 
 def rates(measured: Sequence[Measured], px: int, batch_size: int) -> tuple[float, ...]:
-    """Images/s of the epochs of one shape that have a figure."""
+    """Images/s of the epochs of one shape that count."""
     return tuple(
         m.row.images_per_second
         for m in measured
-        if (m.row.px, m.row.batch_size) == (px, batch_size) and m.row.images_per_second is not None
+        if (m.row.px, m.row.batch_size) == (px, batch_size) and not m.profiled and m.row.images_per_second is not None
     )

@@ -26,7 +26,7 @@ from fasttrain.data.dali_stages import (
     path_array,
     pixels,
 )
-from fasttrain.data.dali_tuning import fastest_load
+from fasttrain.data.dali_tuning import TUNE_SECONDS, fastest_load
 from fasttrain.data.decode import decode_part, find_bad_files
 from fasttrain.errors import DataError, MachineError, Problem
 
@@ -161,7 +161,9 @@ class DaliBackend:
             self._headers.feed(self._paths([request.split.paths[row] for row in request.rows.tolist()]))
             encoded, shapes = self._headers.take()
             inputs = {"image": encoded, **self._boxes(request, np.array(shapes.as_tensor())[:, :2])}
-            self._load, found = fastest_load(inputs, len(request.rows), self._pixel_stage, self._device)
+            self._load, found = fastest_load(
+                inputs, len(request.rows), self._pixel_stage, self._device, seconds=TUNE_SECONDS
+            )
             self._pixels = self._pixel_stage(self._load)
         except StageError:
             # A file of this batch is bad: it is met again below, and named there.

@@ -10,7 +10,7 @@ import torch
 
 from fasttrain.data.dali_stages import HARDWARE_DECODER_LOAD, Stage
 
-# From none to nearly all; DALI's own default is the third. The first one is tried first, in case time runs out.
+# From none to nearly all; the default comes first, in case time runs out.
 CANDIDATES = (HARDWARE_DECODER_LOAD, 0.0, 0.35, 0.9)
 
 # Seconds for all candidates, building their pipelines included; these count on both clocks.
@@ -27,8 +27,8 @@ def fastest_load(
     build: Callable[[float], Stage],
     device: torch.device,
     *,
+    seconds: float,
     candidates: Sequence[float] = CANDIDATES,
-    seconds: float = TUNE_SECONDS,
 ) -> tuple[float, dict[float, float]]:
     """Decode one batch again and again with each share.
 
@@ -37,8 +37,8 @@ def fastest_load(
         num_images: In it.
         build: The second stage for a share; raises StageError where it cannot decode.
         device: Where it decodes.
+        seconds: For all candidates together.
         candidates: Shares; at least one, those left when time is up are not tried.
-        seconds: For all of them.
 
     Returns:
         The fastest share, and images/s of all that were tried.

@@ -32,7 +32,7 @@ def test_every_part_that_applies(
     found = figures_of(record)
     parts = {"read", "headers", "decode", "backend", "normalize", "train_epoch"}
     if backend == "dali":
-        parts |= {"decode_region", "DALI path of fasttrain", "bare DALI"}
+        parts |= {"decode_region", "bare DALI"}
     for px in (24, 32):
         rates = {name for name, unit in found if unit == "images/s" and name.endswith(f", {px} px")}
         assert rates == {f"{part}, {px} px" for part in {*parts, "need of the training step"}}

@@ -48,7 +48,7 @@ def figures_of(record: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 def test_settings_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = tmp_path / "step.json"
-    words = ["--repeats", "2", "--optimizers", "sgd,hybrid", "--bare", "--json", str(record)]
+    words = ["--repeats", "2", "--optimizers", "sgd,hybrid", "--bare", "--launches", "--json", str(record)]
     assert main(["bench", "step", *SMALL, *words]) == 0
     found = figures_of(record)
     for optimizer in ("sgd", "hybrid"):
@@ -60,6 +60,7 @@ def test_settings_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     assert "training step, test_resnet, hybrid" in out
     assert "no roofline: unknown chip (CPU)" in out
+    assert "launches not counted" in out
     assert "projected" not in out
 
 

@@ -59,9 +59,11 @@ def _hw_decoder_load(config: RunConfig, plan: Plan, device: torch.device) -> flo
     given = config.data.hw_decoder_load
     if given != "auto":
         return float(given)
-    images = sum(epoch.images for epoch in plan.epochs) // plan.world_size
+    # With a cache each image is decoded about once.
+    once = getattr(config.data, "cache", "off") != "off"
+    images = plan.num_train if once else sum(epoch.images for epoch in plan.epochs)
     # The two decoders round differently, so a share that is measured may change pixels from run to run.
-    worth_it = device.type == "cuda" and images >= MIN_IMAGES and not config.deterministic
+    worth_it = device.type == "cuda" and images // plan.world_size >= MIN_IMAGES and not config.deterministic
     return None if worth_it else HARDWARE_DECODER_LOAD
 
 

@@ -37,13 +37,6 @@ def check(config: RunConfig) -> list[Problem]:
     return problems
 
 
-def _is_share(text: str) -> bool:
-    try:
-        return 0 <= float(text) <= 1
-    except ValueError:
-        return False
-
-
 def no_counts(data: DataConfig) -> list[Problem]:
     """The problem of a run without images whose config does not say how many there would be."""
     counts: dict[str, int | None] = {
@@ -82,3 +75,10 @@ def _check_source(config: RunConfig) -> list[Problem]:
     if data.backend != "synthetic" and not config.dry_run:
         return [no_root(data)]
     return no_counts(data)
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False

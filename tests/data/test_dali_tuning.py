@@ -108,8 +108,12 @@ def test_a_bad_file_in_the_measured_batch_is_named(folder: Path, tmp_path: Path)
 )
 def test_where_it_is_measured(given: str, images: int, device: str, deterministic: bool, load: float | None) -> None:
     config: Any = SimpleNamespace(data=SimpleNamespace(hw_decoder_load=given), deterministic=deterministic)
-    plan: Any = SimpleNamespace(epochs=[SimpleNamespace(images=images)] * 2, world_size=2)
+    plan: Any = SimpleNamespace(epochs=[SimpleNamespace(images=images)] * 2, world_size=2, num_train=images)
     assert backend_choice._hw_decoder_load(config, plan, torch.device(device)) == load
+    if load is None:
+        # Decoded once for each of two ranks is too little.
+        config.data.cache = "gpu"
+        assert backend_choice._hw_decoder_load(config, plan, torch.device(device)) == HARDWARE_DECODER_LOAD
 
 
 @pytest.mark.parametrize(("value", "wrong"), [("auto", 0), ("0", 0), ("1", 0), ("0.65", 0), ("1.1", 1), ("half", 1)])

@@ -20,6 +20,7 @@ DATA = {
     "workers": 2,
     "on_bad_file": "fail",
     "val_labels": None,
+    "hw_decoder_load": "auto",
     "holdout_frac": 0.0,
     "num_train": None,
     "num_val": None,

@@ -101,8 +101,10 @@ def _judge(paths: Sequence[str], keys: Sequence[str], book: Path) -> dict[str, s
     rows = iter(unknown)
     tasks: Iterator[list[int]] = iter(lambda: list(islice(rows, FILES_PER_TASK)), [])
     last_saved = time.monotonic()
-    what = f"data.on_bad_file=skip: decoding {len(unknown):,} files that have not been looked at yet"
-    with Progress(what, len(unknown), "files") as progress, ThreadPoolExecutor(workers, "screen") as threads:
+    with (
+        Progress("looking for files that cannot be decoded", len(unknown), "files") as progress,
+        ThreadPoolExecutor(workers, "screen") as threads,
+    ):
         try:
             running: set[Future[dict[str, str]]] = {threads.submit(judge, task) for task in islice(tasks, 2 * workers)}
             while running:

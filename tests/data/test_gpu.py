@@ -118,7 +118,7 @@ def test_extreme_sides(tmp_path: Path, backend: str) -> None:
     )
     for ours, reference in zip(all_batches(plan, on_gpu), all_batches(plan, on_cpu), strict=True):
         difference = (ours.images_nhwc.cpu().int() - reference.images_nhwc.int()).abs().double().mean((1, 2, 3))
-        assert difference.max() < MEAN_BOUND
+        assert difference.max() < 2 * MEAN_BOUND  # a few pixels are stretched to all, so that nothing averages out
     on_gpu.close()
 
 

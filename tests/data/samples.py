@@ -27,6 +27,7 @@ DATA = {
     "crop": "random_resized",
     "pad_px": 4,
     "flip": "random",
+    "augment": "none",
     "val_crop_frac": 0.875,
 }
 

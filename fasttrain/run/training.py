@@ -17,6 +17,7 @@ from fasttrain.config.schema import RunConfig
 from fasttrain.data.path import DataPath, build_data_path
 from fasttrain.data.preprocess import Normalize, preprocessing_description
 from fasttrain.data.scan import Scan
+from fasttrain.model.batchnorm import synchronised
 from fasttrain.model.build import build_model
 from fasttrain.report.callback import ReportCallback
 from fasttrain.report.clock import Clock, process_start_time
@@ -114,6 +115,10 @@ def build(
         torch.cuda.set_device(device)
     torch.manual_seed(config.seed)
     network = build_model(config.model, images.num_classes)
+    if config.model.batchnorm.sync:
+        network, note = synchronised(network, world_size=world.size, device_type=device.type)
+        if note and world.rank == 0:
+            log.info(note)
     data = build_data_path(config, images, plan, device=device, rank=world.rank, world_size=world.size)
     module = ClassifierModule(
         config,
@@ -177,6 +182,7 @@ def _report(
         num_classes=images.num_classes,
         machine=machine,
         backend=backend,
+        weights="raw" if run.config.trainer.averaging.kind == "none" else "averaged",
         overrides=[f"{key}={value}" for key, value, _ in (left.overrides if left else given(run))],
     )
     started = left.process_start if left else process_start_time()

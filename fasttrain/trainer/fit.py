@@ -78,7 +78,8 @@ def fit(
         warnings.filterwarnings("ignore", message)
     module.train()
     if config.trainer.channels_last:
-        module.network.to(memory_format=torch.channels_last)
+        for network in (module.network, *([module.average.network] if module.average is not None else [])):
+            network.to(memory_format=torch.channels_last)
     if config.trainer.compile:
         # Each shape is compiled once (warm-up does it); more shapes than this would fall back to eager in silence.
         torch._dynamo.config.recompile_limit = max(8, 2 * len(module.plan.shapes()))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, TypedDict, cast
 
 import torch
@@ -18,11 +20,14 @@ from fasttrain.data.batch import Batch
 from fasttrain.data.path import DataPath
 from fasttrain.data.preprocess import Normalize
 from fasttrain.errors import FasttrainError, Problem, TrainingError
+from fasttrain.model.recalibrate import recalibrate
 from fasttrain.optimizer.build import build_optimizer, set_hyperparameters
 from fasttrain.schedule.schedule import Schedule
 from fasttrain.stages import EpochPlan, Plan
+from fasttrain.trainer.averaging import WeightAverage
 from fasttrain.trainer.epoch_steps import EpochSteps, seed_epoch
 from fasttrain.trainer.meters import RATE_SKIP_STEPS, AccuracyMeter, LossMeter, RateMeter
+from fasttrain.trainer.mixing import Mixing, draw_mix
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5, EpochResult
 
 
@@ -45,6 +50,8 @@ class ClassifierModule(LightningModule):
     Attributes:
         step: Optimizer steps completed, equal to Lightning's ``global_step``.
         last_epoch: What the newest epoch gave; None before the first validation.
+        average: The averaged weights, whose accuracy counts; None where they are not asked for.
+        mixing: Mixup of the training images; None where it is off.
     """
 
     def __init__(
@@ -69,6 +76,9 @@ class ClassifierModule(LightningModule):
         self.data_path = data
         self.num_val = num_val
         self.num_classes = num_classes
+        trainer = config.trainer
+        self.average = WeightAverage(network, trainer.averaging, plan) if trainer.averaging.kind != "none" else None
+        self.mixing = Mixing(trainer.mixup) if max(trainer.mixup.alpha, trainer.mixup.cutmix_alpha) > 0 else None
         self.step = 0
         self.last_epoch: EpochResult | None = None
         self._skipped_steps = 0
@@ -165,11 +175,13 @@ class ClassifierModule(LightningModule):
             momentum=self.schedule.momentum(self.step),
             epochs_done=self.plan.epochs_done(self.step),
         )
+        self._before_update()
         loss = self.accumulate(micro_batches)
         scale = self._loss_scale()
         optimizer.step()  # type: ignore[union-attr]
         if scale is not None and cast(float, self._loss_scale()) < scale:
             self._skipped_steps += 1
+        self._after_update()
         optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
         self.loss_meter.add(loss)
         self.step += 1
@@ -178,6 +190,19 @@ class ClassifierModule(LightningModule):
             self.rate_meter.start()
         if in_epoch % self.config.trainer.log_every_steps == 0 or in_epoch == epoch.steps:
             self.check_loss()
+
+    def _before_update(self) -> None:
+        """Put what changes from step to step on the device, without a host sync."""
+        if self.mixing is not None:
+            epoch = self.epoch_plan
+            step = self.step - epoch.first_step
+            drawn = {"seed": self.config.seed, "epoch": epoch.recipe_epoch, "step": step, "px": epoch.px}
+            self.mixing.set(draw_mix(self.mixing.config, **drawn))
+
+    def _after_update(self) -> None:
+        """What follows the optimizer's update number ``step``, before it is counted; without a host sync."""
+        if self.average is not None and self.average.follow(self.step):
+            self.average.update()
 
     def accumulate(self, micro_batches: list[Batch]) -> torch.Tensor:
         """Gradients of one optimizer step, the mean over its micro-batches and ranks; returns the loss."""
@@ -191,9 +216,12 @@ class ClassifierModule(LightningModule):
         return total
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Cross-entropy of one micro-batch with label smoothing, in fp32."""
-        logits = self.network(self.normalize(batch.images_nhwc))
-        return F.cross_entropy(logits.float(), batch.labels, label_smoothing=self.config.trainer.label_smoothing)
+        """Cross-entropy of one micro-batch with label smoothing, in fp32; of mixed images with mixed targets."""
+        images, smoothing = self.normalize(batch.images_nhwc), self.config.trainer.label_smoothing
+        if self.mixing is None:
+            return F.cross_entropy(self.network(images).float(), batch.labels, label_smoothing=smoothing)
+        logits = self.network(self.mixing.images(images))
+        return self.mixing.loss(logits.float(), batch.labels, label_smoothing=smoothing)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         # Lightning calls this with unscaled gradients, so that fp16 is clipped at its true norm.
@@ -243,24 +271,58 @@ class ClassifierModule(LightningModule):
                 )
             )
 
+    def on_validation_model_eval(self) -> None:
+        super().on_validation_model_eval()
+        # Here and not later: the clock stands still from on_validation_start, and this is a part of training.
+        if self.config.model.batchnorm.recalibrate_images > 0:
+            self.recalibrate()
+
+    @property
+    def networks(self) -> list[nn.Module]:
+        """The networks that are validated: the one that is trained, and the average where it is another one."""
+        average = self.average
+        return [self.network, average.network] if average is not None and average.begun(self.step) else [self.network]
+
+    def recalibrate(self) -> None:
+        """Take BatchNorm's running statistics anew, over the first images of the epoch as they were trained on."""
+        epoch = self.epoch_plan
+        num_steps = min(epoch.steps, math.ceil(self.config.model.batchnorm.recalibrate_images / epoch.batch_size))
+        steps = islice(self.data_path.train_epoch(epoch), num_steps)
+        batches = (self.normalize(batch.images_nhwc) for micro_batches in steps for batch in micro_batches)
+        with self.trainer.precision_plugin.val_step_context():
+            recalibrate(self.networks, batches, world_size=self.trainer.world_size)
+
     def on_validation_start(self) -> None:
         self.check_weights()
-        self.accuracy_meter = AccuracyMeter(self.device)
+        self.accuracy_meters = [AccuracyMeter(self.device) for _ in self.networks]
         self.share_buffers()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        # The plain forward: validation shapes are not worth a compilation each.
-        logits = self.network.forward(self.normalize(batch.images_nhwc))
-        self.accuracy_meter.add(logits.float(), batch.labels, batch.num_valid)
+        images = self.normalize(batch.images_nhwc)
+        for network, meter in zip(self.networks, self.accuracy_meters, strict=True):
+            # The plain forward: validation shapes are not worth a compilation each.
+            meter.add(network.forward(images).float(), batch.labels, batch.num_valid)
 
-    def on_validation_epoch_end(self) -> None:
-        counts = self.trainer.strategy.reduce(self.accuracy_meter.counts, reduce_op="sum")
+    def _counts(self, meter: AccuracyMeter) -> tuple[int, int]:
+        """Correct top-1 and top-5 answers over all ranks.
+
+        Raises:
+            FasttrainError: Not all images of the set were counted.
+        """
+        counts = self.trainer.strategy.reduce(meter.counts, reduce_op="sum")
         correct1, correct5, num_val = (int(count) for count in cast(torch.Tensor, counts))
         if num_val != self.num_val:
             raise FasttrainError(
                 f"validation counted {num_val} images over all ranks, but the set has {self.num_val}; "
                 "the accuracy would be wrong"
             )
+        return correct1, correct5
+
+    def on_validation_epoch_end(self) -> None:
+        # The last network's accuracy counts: the average's, where there is one.
+        counts = [self._counts(meter) for meter in self.accuracy_meters]
+        (raw1, raw5), (correct1, correct5) = counts[0], counts[-1]
+        num_val = self.num_val
         epoch = self.epoch_plan
         loss = self.loss_meter.total / max(1, self.loss_meter.steps)
         mean_loss = float(cast(torch.Tensor, self.trainer.strategy.reduce(loss, reduce_op="mean")))
@@ -274,6 +336,8 @@ class ClassifierModule(LightningModule):
             correct1=correct1,
             correct5=correct5,
             num_val=num_val,
+            raw_top1=100 * raw1 / num_val if self.average is not None else None,
+            raw_top5=100 * raw5 / num_val if self.average is not None and has_top5 else None,
             lr=self.schedule.lr(self.step - 1),
             momentum=self.schedule.momentum(self.step - 1),
             px=epoch.px,
@@ -288,17 +352,19 @@ class ClassifierModule(LightningModule):
     def share_buffers(self) -> None:
         """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks, as stock DDP does."""
         if self.trainer.world_size > 1:
-            for buffer in self.network.buffers():
-                torch.distributed.broadcast(buffer, src=0)
+            for network in self.networks:
+                for buffer in network.buffers():
+                    torch.distributed.broadcast(buffer, src=0)
 
     # --- checkpoints ---
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["state_dict"] = {
-            key.removeprefix("network."): value
-            for key, value in checkpoint["state_dict"].items()
-            if key.startswith("network.")
-        }
+        whole = checkpoint["state_dict"]
+        checkpoint["state_dict"] = _of_network(whole, "network.")
+        if self.average is not None:
+            # Until the average begins it is the trained network. The key is the one that timm looks for first.
+            source = "average.network." if self.average.begun(self.step) else "network."
+            checkpoint["state_dict_ema"] = _of_network(whole, source)
         checkpoint["fasttrain_epoch_state"] = MidEpochState(
             loss=self.loss_meter.state_dict(),
             skipped_steps=self._skipped_steps,
@@ -311,3 +377,8 @@ class ClassifierModule(LightningModule):
         self.step = step
         if step < self.plan.total_steps and step > self.plan.epoch_at(step).first_step:
             self._resumed = epoch_state
+
+
+def _of_network(state: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """A network's part of the module's state, under the network's own names."""
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

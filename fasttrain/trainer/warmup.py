@@ -94,6 +94,8 @@ class Snapshot:
     def __init__(self, trainer: Trainer, module: ClassifierModule) -> None:
         self.step = module.step
         self.weights = {key: value.detach().clone() for key, value in module.network.state_dict().items()}
+        average = module.average
+        self.average = copy.deepcopy(average.state_dict()) if average is not None else None
         self.optimizer = copy.deepcopy(trainer.optimizers[0].state_dict())
         self.precision = copy.deepcopy(trainer.precision_plugin.state_dict())
         progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
@@ -105,6 +107,8 @@ class Snapshot:
         """Put it all back, in place."""
         module.step = self.step
         module.network.load_state_dict(self.weights)
+        if module.average is not None and self.average is not None:
+            module.average.load_state_dict(self.average)
         for parameter in module.network.parameters():
             parameter.grad = None
         trainer.optimizers[0].load_state_dict(self.optimizer)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fasttrain.data.augment import Crop
+from fasttrain.data.policy import Policy
 from fasttrain.data.scan import Split
 
 
@@ -25,6 +26,7 @@ class Request:
         crop: What part of each image is resampled to the output, with antialiased bilinear interpolation;
             pixels outside the box take part where the filter reaches them.
         flips: Which images are mirrored left to right, bool [n]; None for none.
+        policy: What is done to each Pillow image then; None for nothing. For the torchvision back end only.
     """
 
     split: Split
@@ -33,6 +35,7 @@ class Request:
     width: int
     crop: Crop
     flips: NDArray[np.bool_] | None = None
+    policy: Policy | None = None
 
 
 class Backend(Protocol):

@@ -51,7 +51,7 @@ def image_sizes(split: Split) -> NDArray[np.int64]:
 
 
 def decode_part(request: Request, part: slice, output: NDArray[np.uint8]) -> None:
-    """Decode, crop, resize and mirror the images ``part`` of a request into the same rows of ``output``.
+    """Decode, crop, resize, mirror and augment the images ``part`` of a request into the same rows of ``output``.
 
     Args:
         request: The batch.
@@ -76,6 +76,8 @@ def decode_part(request: Request, part: slice, output: NDArray[np.uint8]) -> Non
             resized = rgb.resize(size, Image.Resampling.BILINEAR, box=(left, top, right, bottom))
             if request.flips is not None and request.flips[place]:
                 resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            if request.policy is not None:
+                resized = request.policy.apply(resized, place)
             output[place] = np.asarray(resized)
 
 

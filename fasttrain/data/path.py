@@ -22,6 +22,7 @@ from fasttrain.data.backend_choice import start_backend
 from fasttrain.data.batch import Batch
 from fasttrain.data.decode import image_sizes
 from fasttrain.data.order import epoch_order, micro_batches, step_indices
+from fasttrain.data.policy import Policy, build_transform
 from fasttrain.data.preprocess import CentreCrop
 from fasttrain.data.scan import Scan
 from fasttrain.data.validation import ValBatch, plan_validation, val_batch_size
@@ -149,7 +150,10 @@ class ImageDataPath:
             # The whole centre; it is shifted once it has its size.
             crop = CentreCrop(epoch.px, epoch.px, 1.0)
         flips = None if data.flip == "none" else draw_flips(*drawn, kind=data.flip)
-        return Request(self._train, rows, epoch.px, epoch.px, crop, flips)
+        policy = None
+        if data.augment != "none":
+            policy = Policy.draw(build_transform(data.augment, epoch.px, tuple(data.mean)), *drawn)
+        return Request(self._train, rows, epoch.px, epoch.px, crop, flips, policy)
 
     def _train_batch(self, epoch: EpochPlan, request: Request, images: torch.Tensor) -> Batch:
         data, rows = self._config.data, request.rows

@@ -106,4 +106,4 @@ class TorchvisionBackend:
 
 
 def _is_plain_array(request: Request) -> bool:
-    return request.split.images is not None and isinstance(request.crop, CentreCrop)
+    return request.split.images is not None and isinstance(request.crop, CentreCrop) and request.policy is None

@@ -237,6 +237,7 @@ class TrainerConfig:
     channels_last: bool = text("true")
     compile: bool = text("true")
     label_smoothing: float = number(ge=0, lt=1, unit="share of the target spread over all classes", example="0.1")
+    jsd_alpha: float = number(ge=0, unit="weight of the divergence in the loss", example="12")
     mixup: MixupConfig = part()
     averaging: AveragingConfig = part()
     steps_per_stage: int | None = number(ge=1, unit="steps", example="30")

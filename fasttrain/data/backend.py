@@ -37,6 +37,11 @@ class Request:
     flips: NDArray[np.bool_] | None = None
     policy: Policy | None = None
 
+    @property
+    def num_images(self) -> int:
+        """Images that come back: several of each, where the policy makes several views."""
+        return len(self.rows) * (self.policy.num_views if self.policy else 1)
+
 
 class Backend(Protocol):
     """A way to decode.
@@ -54,7 +59,7 @@ class Backend(Protocol):
         their end: what was read ahead for one never shows up in another.
 
         Yields:
-            Each request with its images, uint8 [n, height, width, 3] on the device, safe to keep.
+            Each request with its images, uint8 [num_images, height, width, 3] on the device, safe to keep.
 
         Raises:
             DataError: A file that cannot be decoded, named with the reason.

@@ -22,7 +22,7 @@ from fasttrain.data.backend_choice import start_backend
 from fasttrain.data.batch import Batch
 from fasttrain.data.decode import image_sizes
 from fasttrain.data.order import epoch_order, micro_batches, step_indices
-from fasttrain.data.policy import Policy, build_transform
+from fasttrain.data.policy import Policy, build_transform, num_views
 from fasttrain.data.preprocess import CentreCrop
 from fasttrain.data.scan import Scan
 from fasttrain.data.validation import ValBatch, plan_validation, val_batch_size
@@ -152,11 +152,13 @@ class ImageDataPath:
         flips = None if data.flip == "none" else draw_flips(*drawn, kind=data.flip)
         policy = None
         if data.augment != "none":
-            policy = Policy.draw(build_transform(data.augment, epoch.px, tuple(data.mean)), *drawn)
+            transform = build_transform(data.augment, epoch.px, tuple(data.mean))
+            policy = Policy.draw(transform, *drawn, num_views=num_views(self._config))
         return Request(self._train, rows, epoch.px, epoch.px, crop, flips, policy)
 
     def _train_batch(self, epoch: EpochPlan, request: Request, images: torch.Tensor) -> Batch:
-        data, rows = self._config.data, request.rows
+        # The views of an image have its label, and are shifted alike.
+        data, rows = self._config.data, np.tile(request.rows, request.num_images // len(request.rows))
         if data.crop == "padded" and data.pad_px and self.backend.name != "synthetic":
             shifts = draw_shifts(self._config.seed, epoch.recipe_epoch, rows, pad_px=data.pad_px)
             images = shift_images(images, self._to_device(shifts))

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fasttrain.config.schema import RunConfig
 from fasttrain.data.augment import uniforms
 
 # Apart from the streams of crops, flips and shifts.
@@ -26,6 +27,9 @@ POLICY_STREAM = 100
 
 # timm, data/transforms_factory.py: the farthest shift as a share of the side, absolute and relative.
 RAND_TRANSLATE, AUGMIX_TRANSLATE = 0.45, 0.3
+
+# The image itself and two changed ones: arXiv:1912.02781, section 3.
+JSD_VIEWS = 3
 
 Transform = Callable[[Image.Image], Image.Image]
 
@@ -67,22 +71,40 @@ class Policy:
 
     Attributes:
         transform: From ``build_transform``.
-        seeds: Of each image, int64 [n], 0 <= seed < 2**32.
+        seeds: Of each image and each of its changed views, int64 [n, views], 0 <= seed < 2**32.
+        with_plain: Whether the first view is the image as it is.
     """
 
     transform: Transform
     seeds: NDArray[np.int64]
+    with_plain: bool = False
+
+    @property
+    def num_views(self) -> int:
+        """What becomes of one image."""
+        return self.seeds.shape[1] + self.with_plain
 
     @classmethod
-    def draw(cls, transform: Transform, seed: int, epoch: int, samples: NDArray[np.int64]) -> Policy:
-        """For a batch of the training split's ``samples``, int64 [n]."""
-        draws = uniforms(seed, epoch, samples, 1, stream=POLICY_STREAM)[:, 0]
-        return cls(transform, np.floor(draws * 2**32).astype(np.int64))
+    def draw(
+        cls, transform: Transform, seed: int, epoch: int, samples: NDArray[np.int64], *, num_views: int = 1
+    ) -> Policy:
+        """For a batch of the training split's ``samples``, int64 [n]; of several views the first is the plain one."""
+        num_changed = max(1, num_views - 1)
+        draws = uniforms(seed, epoch, samples, num_changed, stream=POLICY_STREAM)
+        return cls(transform, np.floor(draws * 2**32).astype(np.int64), with_plain=num_views > 1)
 
-    def apply(self, image: Image.Image, place: int) -> Image.Image:
-        """The RGB image at ``place`` in the batch, changed; of the same size."""
-        GENERATORS.seed(int(self.seeds[place]))
-        return self.transform(image)
+    def views(self, image: Image.Image, place: int) -> list[Image.Image]:
+        """What becomes of the RGB image at ``place`` in the batch, all of its size."""
+        views = [image] if self.with_plain else []
+        for seed in self.seeds[place].tolist():
+            GENERATORS.seed(seed)
+            views.append(self.transform(image))
+        return views
+
+
+def num_views(config: RunConfig) -> int:
+    """Images that a training step sees of each sample."""
+    return JSD_VIEWS if config.trainer.jsd_alpha > 0 else 1
 
 
 @functools.cache

@@ -152,6 +152,7 @@ def regularisation(config: RunConfig) -> dict[str, Any]:
     averaging = {key: value for key, value in asdict(trainer.averaging).items() if value is not None}
     parts: dict[str, tuple[bool, Any]] = {
         "mixup": (bool(mixup), mixup),
+        "jsd_alpha": (bool(trainer.jsd_alpha), trainer.jsd_alpha),
         "augment": (config.data.augment not in (None, "none"), config.data.augment),
         "weight_averaging": (trainer.averaging.kind not in (None, "none"), averaging),
         "batchnorm": (bool(changed), changed),

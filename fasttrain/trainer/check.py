@@ -9,7 +9,7 @@ from fasttrain.stages import accumulation
 
 def check(config: RunConfig) -> list[Problem]:
     """Rules between keys; types and bounds of single keys are checked before."""
-    return [*_check_averaging(config), *_check_mixup(config)]
+    return [*_check_averaging(config), *_check_views(config), *_check_mixup(config)]
 
 
 def _check_averaging(config: RunConfig) -> list[Problem]:
@@ -32,6 +32,21 @@ def _check_averaging(config: RunConfig) -> list[Problem]:
     if averaging.kind != "none" and 0 < total <= averaging.from_epoch:
         what = f"{key}.from_epoch={averaging.from_epoch:g}: the average would begin after the run's {total} epochs"
         problems.append(Problem(what, f"{key}.from_epoch={total * 3 // 4}"))
+    return problems
+
+
+def _check_views(config: RunConfig) -> list[Problem]:
+    """Several views of an image need something that makes them, and targets of their own."""
+    trainer = config.trainer
+    if trainer.jsd_alpha == 0:
+        return []
+    problems = []
+    if config.data.augment == "none":
+        what = f"trainer.jsd_alpha={trainer.jsd_alpha:g}: data.augment=none makes no other views of an image"
+        problems.append(Problem(what, "data.augment=augmix-m3-w3, or trainer.jsd_alpha=0"))
+    if max(trainer.mixup.alpha, trainer.mixup.cutmix_alpha) > 0:
+        what = f"trainer.jsd_alpha={trainer.jsd_alpha:g} compares views of one image, and trainer.mixup blends several"
+        problems.append(Problem(what, "trainer.mixup.alpha=0 trainer.mixup.cutmix_alpha=0, or trainer.jsd_alpha=0"))
     return problems
 
 

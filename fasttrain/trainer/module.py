@@ -11,6 +11,7 @@ from typing import Any, TypedDict, cast
 import torch
 import torch.nn.functional as F
 from pytorch_lightning import LightningModule
+from timm.loss import JsdCrossEntropy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from fasttrain.config.schema import RunConfig
 from fasttrain.data.batch import Batch
 from fasttrain.data.path import DataPath
+from fasttrain.data.policy import num_views
 from fasttrain.data.preprocess import Normalize
 from fasttrain.errors import FasttrainError, Problem, TrainingError
 from fasttrain.model.recalibrate import recalibrate
@@ -52,6 +54,8 @@ class ClassifierModule(LightningModule):
         last_epoch: What the newest epoch gave; None before the first validation.
         average: The averaged weights, whose accuracy counts; None where they are not asked for.
         mixing: Mixup of the training images; None where it is off.
+        jsd: The loss of several views of each image; None with one view.
+        num_views: Images of each sample in a training batch.
     """
 
     def __init__(
@@ -79,6 +83,9 @@ class ClassifierModule(LightningModule):
         trainer = config.trainer
         self.average = WeightAverage(network, trainer.averaging, plan) if trainer.averaging.kind != "none" else None
         self.mixing = Mixing(trainer.mixup) if max(trainer.mixup.alpha, trainer.mixup.cutmix_alpha) > 0 else None
+        self.num_views = num_views(config)
+        views, smoothing = self.num_views, trainer.label_smoothing
+        self.jsd = JsdCrossEntropy(views, trainer.jsd_alpha, smoothing) if views > 1 else None
         self.step = 0
         self.last_epoch: EpochResult | None = None
         self._skipped_steps = 0
@@ -216,8 +223,13 @@ class ClassifierModule(LightningModule):
         return total
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Cross-entropy of one micro-batch with label smoothing, in fp32; of mixed images with mixed targets."""
+        """Cross-entropy of one micro-batch with label smoothing, in fp32; of mixed images with mixed targets.
+
+        With several views of each image it is that of the plain ones, and the divergence of all is added.
+        """
         images, smoothing = self.normalize(batch.images_nhwc), self.config.trainer.label_smoothing
+        if self.jsd is not None:
+            return cast(torch.Tensor, self.jsd(self.network(images).float(), batch.labels))
         if self.mixing is None:
             return F.cross_entropy(self.network(images).float(), batch.labels, label_smoothing=smoothing)
         logits = self.network(self.mixing.images(images))

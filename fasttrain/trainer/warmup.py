@@ -39,7 +39,7 @@ class WarmUp(Callback):
                 with explain_out_of_memory("training", px, size):
                     for _ in range(STEPS[device.type]):
                         pl_module.step = before.step
-                        trainer.strategy.training_step([random_batch(pl_module, size, px, px)], 0)
+                        trainer.strategy.training_step([random_batch(pl_module, size * pl_module.num_views, px, px)], 0)
             if device.type == "cuda":
                 self._validation_shapes(trainer, pl_module)
         finally:

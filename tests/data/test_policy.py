@@ -42,11 +42,11 @@ def test_the_images_are_timms_for_the_same_generators(text: str) -> None:
     kept = random.getstate(), np.random.get_state()
     changed = 0
     try:
-        for place, seed in enumerate(ours.seeds.tolist()):
+        for place, (seed,) in enumerate(ours.seeds.tolist()):
             random.seed(seed)
             np.random.seed(seed)
             expected = np.asarray(theirs(image))
-            assert np.array_equal(np.asarray(ours.apply(image, place)), expected)
+            assert np.array_equal(np.asarray(ours.views(image, place)[0]), expected)
             changed += not np.array_equal(expected, np.asarray(image))
     finally:
         random.setstate(kept[0])
@@ -57,22 +57,22 @@ def test_the_images_are_timms_for_the_same_generators(text: str) -> None:
 @pytest.mark.parametrize("text", POLICIES)
 def test_threads_do_not_change_each_others_images(text: str) -> None:
     ours, images = policy(text, 64), [photo(32, 32, seed) for seed in range(64)]
-    alone = [np.asarray(ours.apply(image, place)) for place, image in enumerate(images)]
+    alone = [np.asarray(ours.views(image, place)[0]) for place, image in enumerate(images)]
     before = random.getstate(), np.random.get_state()[1].tolist()
     with ThreadPoolExecutor(8) as threads:
-        together = list(threads.map(ours.apply, images, range(64)))
+        together = list(threads.map(lambda *args: ours.views(*args)[0], images, range(64)))
     assert all(np.array_equal(one, np.asarray(other)) for one, other in zip(alone, together, strict=True))
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
 def test_seeds_are_a_function_of_seed_epoch_and_sample() -> None:
-    one = policy(POLICIES[0], 10).seeds
-    assert one.tolist() == policy(POLICIES[0], 10).seeds.tolist()
+    one = policy(POLICIES[0], 10).seeds[:, 0]
+    assert one.tolist() == policy(POLICIES[0], 10).seeds[:, 0].tolist()
     assert len(set(one.tolist())) == 10
     for other in (policy(POLICIES[0], 10, seed=2), policy(POLICIES[0], 10, epoch=1)):
-        assert not set(one.tolist()) & set(other.seeds.tolist())
+        assert not set(one.tolist()) & set(other.seeds[:, 0].tolist())
     moved = Policy.draw(build_transform(POLICIES[0], 32, MEAN), 1, 0, np.array([7, 3]))
-    assert moved.seeds.tolist() == one[[7, 3]].tolist()
+    assert moved.seeds[:, 0].tolist() == one[[7, 3]].tolist()
     assert all(0 <= seed < 2**32 for seed in one.tolist())
 
 
@@ -98,6 +98,37 @@ def test_training_images_are_changed_and_validation_images_are_not(tmp_path: Pat
     assert all(torch.equal(a, b) for a, b in zip(rand[0], seen["rand-m9-mstd0.5", 0][0], strict=True))
     assert not torch.equal(rand[0][0], seen["augmix-m3-w3", 4][0][0])
     assert all(torch.equal(plain[1][0], other[1][0]) for other in seen.values())
+
+
+@pytest.mark.parametrize("crop", ["random_resized", "padded"])
+def test_three_views_are_the_plain_image_and_two_changed_ones(tmp_path: Path, crop: str) -> None:
+    root = make_folder(tmp_path, {"train": {"ant": 8, "bee": 8}, "val": {"ant": 2, "bee": 2}})
+    settings: dict[str, Any] = {"root": str(root), "crop": crop}
+    (plain, _), (views, val) = (
+        batches(make_config(**settings, augment=augment, jsd_alpha=alpha), 16)
+        for augment, alpha in (("none", 0.0), ("augmix-m3-w3", 12.0))
+    )
+    assert [len(batch) for batch in views] == [24, 24]
+    for one, three in zip(plain, views, strict=True):
+        clean, first, second = three.split(8)
+        assert torch.equal(clean, one)
+        assert not torch.equal(first, one)
+        assert not torch.equal(first, second)
+    assert {len(batch) for batch in val} == {4}
+
+
+def test_the_labels_of_views_are_those_of_their_images(tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"train": {"ant": 8, "bee": 8}, "val": {"ant": 2, "bee": 2}})
+    config = make_config(root=str(root), augment="augmix-m3-w3", jsd_alpha=12.0)
+    plan = make_plan(config, 16)
+    data = build_data_path(config, scan(config), plan, device=CPU, rank=0, world_size=1)
+    for step in data.train_epoch(plan.epochs[0]):
+        for batch in step:
+            clean, *others = batch.labels.split(8)
+            assert len(others) == 2
+            assert all(torch.equal(clean, other) for other in others)
+            assert batch.num_valid == 24
+    data.close()
 
 
 def test_images_in_memory_are_changed_too(tmp_path: Path) -> None:

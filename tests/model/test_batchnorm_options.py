@@ -103,6 +103,17 @@ def test_one_group_of_the_whole_batch_is_plain_batchnorm() -> None:
         ghost(torch.randn(9, 3, 32, 32))
 
 
+def test_ghost_batchnorm_compiles_as_a_whole() -> None:
+    torch.manual_seed(0)
+    plain, compiled = (build_model(model_config("test_resnet", ghost_size=4), 10) for _ in range(2))
+    compiled.load_state_dict(plain.state_dict())
+    images = torch.randn(8, 3, 32, 32)
+    whole = torch.compile(compiled, backend="eager", fullgraph=True, dynamic=False)
+    assert torch.allclose(whole(images), plain(images), atol=1e-6)
+    for key, value in plain.state_dict().items():
+        assert torch.allclose(value.double(), compiled.state_dict()[key].double(), atol=1e-6), key
+
+
 @pytest.mark.parametrize(
     ("batch_sizes", "bound", "devices", "ghost_size", "fixes"),
     [

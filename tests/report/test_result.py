@@ -88,17 +88,22 @@ def test_cost_is_the_price_of_the_hours() -> None:
 
 
 def test_weights_and_regularisation_are_told_where_they_are_on(make_facts: MakeFacts) -> None:
-    names = {"mixup", "augment", "weight_averaging", "batchnorm"}
+    names = {"mixup", "jsd_alpha", "augment", "weight_averaging", "batchnorm"}
     assert not names & settings(make_facts()).keys()
     facts = make_facts(
         data={"augment": "rand-m9"},
         model={"batchnorm": {"momentum": 0.2, "bias_lr_scale": 1.0, "sync": False, "recalibrate_images": 0}},
-        trainer={"mixup": {"alpha": 0.2, "cutmix_alpha": 0.0}, "averaging": {"kind": "swa", "from_epoch": 2.0}},
+        trainer={
+            "jsd_alpha": 12.0,
+            "mixup": {"alpha": 0.2, "cutmix_alpha": 0.0},
+            "averaging": {"kind": "swa", "from_epoch": 2.0},
+        },
     )
     told = settings(facts)
     assert {name: told[name] for name in names} == {
         "mixup": {"alpha": 0.2},
         "augment": "rand-m9",
+        "jsd_alpha": 12.0,
         "weight_averaging": {"kind": "swa", "from_epoch": 2.0},
         "batchnorm": {"momentum": 0.2},
     }

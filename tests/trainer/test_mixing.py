@@ -117,6 +117,7 @@ def test_a_captured_step_follows_the_draw_without_a_sync() -> None:
     images = torch.randn(4, 3, 8, 8, device="cuda")
     mixing.set(Mix(1.0, 0, 8, 0, 8, 1.0))
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         mixing.images(images)
     torch.cuda.current_stream().wait_stream(side)

@@ -99,7 +99,7 @@ def with_batchnorm_bias_lr(groups: list[Group], model: nn.Module, lr_scale: floa
         parted.append(
             group | {"name": "batchnorm_bias", "params": own, "lr_scale": group["lr_scale"] * lr_scale},
         )
-    return _nonempty(*parted)
+    return [group for group in parted if group["params"]]
 
 
 def trainable_names(model: nn.Module) -> set[str]:

@@ -102,6 +102,7 @@ class DataConfig:
     crop: str = choice("random_resized", "padded")
     pad_px: int = number(ge=0, le=64, unit="pixels", example="4")
     flip: str = choice("random", "alternating", "none")
+    augment: str = text("rand-m9-mstd0.5")
     val_crop_frac: float = number(gt=0, le=1, unit="share of the resized short side", example="0.875")
     num_shards: int | None = number(ge=1, le=4096, unit="fixed parts of the training images", example="8")
     cache: str = choice("auto", "gpu", "host", "off")
@@ -114,6 +115,11 @@ class BatchNormConfig:
     zero_init_last: bool | None = text("true")
     momentum: float | None = number(gt=0, le=1, unit="weight of the newest batch", example="0.1")
     eps: float | None = number(gt=0, lt=1, unit="added to the variance", example="1e-5")
+    ghost_size: int | None = number(ge=2, unit="images", example="32")
+    frozen_scale: float | None = number(gt=0, unit="scale", example="0.25")
+    bias_lr_scale: float = number(gt=0, unit="learning rate of the biases over that of their group", example="1")
+    sync: bool = text("false")
+    recalibrate_images: int = number(ge=0, unit="training images over all ranks", example="8192")
 
 
 @dataclass(frozen=True)
@@ -215,6 +221,20 @@ class StrategyConfig:
 
 
 @dataclass(frozen=True)
+class MixupConfig:
+    alpha: float = number(ge=0, unit="both parameters of a beta distribution", example="0.2")
+    cutmix_alpha: float = number(ge=0, unit="both parameters of a beta distribution", example="1.0")
+
+
+@dataclass(frozen=True)
+class AveragingConfig:
+    kind: str = choice("none", "ema", "swa")
+    half_life_images: int | None = number(ge=1, unit="images over all ranks", example="204800")
+    every_steps: int = number(ge=1, unit="steps", example="1")
+    from_epoch: float = number(ge=0, unit="epochs", example="0")
+
+
+@dataclass(frozen=True)
 class TrainerConfig:
     accelerator: str = choice("auto", "cpu", "gpu")
     devices: int = number(ge=1, le=1024, unit="devices of each node", example="1")
@@ -225,6 +245,9 @@ class TrainerConfig:
     compile: bool = text("true")
     capture: str = choice("auto", "true", "false")
     label_smoothing: float = number(ge=0, lt=1, unit="share of the target spread over all classes", example="0.1")
+    jsd_alpha: float = number(ge=0, unit="weight of the divergence in the loss", example="12")
+    mixup: MixupConfig = part()
+    averaging: AveragingConfig = part()
     steps_per_stage: int | None = number(ge=1, unit="steps", example="30")
     log_every_steps: int = number(ge=1, unit="steps", example="50")
 

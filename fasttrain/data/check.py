@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from fasttrain.config.schema import DataConfig, RunConfig
 from fasttrain.data.cache_plan import USUAL_SHARDS, cache_px, num_shards, serves
 from fasttrain.errors import Problem
@@ -10,11 +12,34 @@ from fasttrain.errors import Problem
 _IMAGENET = (1281167, 50000, 1000)
 _CIFAR10 = (50000, 10000, 10)
 
+# The sections of timm's policies, which are parted by dashes: a name and a number each, with its bounds.
+_WHOLE, _ANY = r"\d+", r"\d+(?:\.\d+)?"
+_POLICIES: dict[str, dict[str, tuple[str, float, float]]] = {
+    "rand": {
+        "m": (_WHOLE, 0, 1000),
+        "mmax": (_WHOLE, 1, 1000),
+        "mstd": (_ANY, 0, 1000),
+        "n": (_WHOLE, 1, 10),
+        "p": (_ANY, 0, 1),
+        "inc": (_WHOLE, 0, 1),
+    },
+    "augmix": {
+        "m": (_WHOLE, 0, 1000),
+        "mstd": (_ANY, 0, 1000),
+        "w": (_WHOLE, 1, 10),
+        "d": (_WHOLE, 1, 10),
+        "a": (_ANY, 0.01, 100),
+        "b": (_WHOLE, 0, 1),
+    },
+}
+# Sets of operations that RandAugment draws from.
+_RAND_SETS = ("tweights", "t3a", "t3aw")
+
 
 def check(config: RunConfig) -> list[Problem]:
     """Rules between keys."""
     data = config.data
-    problems = [*_check_source(config), *_check_cache(config)]
+    problems = [*_check_source(config), *_check_cache(config), *_check_augment(data)]
     problems += check_shards(config, config.trainer.devices * config.trainer.num_nodes)
     if None not in (data.num_classes, config.model.num_classes) and data.num_classes != config.model.num_classes:
         problems.append(
@@ -158,3 +183,40 @@ def _is_share(text: str) -> bool:
         return 0 <= float(text) <= 1
     except ValueError:
         return False
+
+
+def _check_augment(data: DataConfig) -> list[Problem]:
+    """A policy that timm has, on a back end that has Pillow images."""
+    if data.augment == "none":
+        return []
+    problems = []
+    if wrong := _wrong_section(data.augment):
+        what = f"data.augment={data.augment}: {wrong}"
+        problems.append(Problem(what, "data.augment=rand-m9-mstd0.5, data.augment=augmix-m3-w3, or data.augment=none"))
+    if data.backend == "dali":
+        what = f"data.augment={data.augment} works on Pillow's images, which data.backend=dali does not have"
+        problems.append(Problem(what, "data.backend=torchvision, or data.augment=none"))
+    if data.cache in ("gpu", "host"):
+        what = f"data.augment={data.augment} works on Pillow's images, which data.cache={data.cache} does not give"
+        problems.append(Problem(what, "data.cache=off, or data.augment=none"))
+    return problems
+
+
+def _wrong_section(policy: str) -> str:
+    """What of a policy's text timm would not understand, or read otherwise than it is meant; empty where nothing."""
+    name, *sections = policy.split("-")
+    if name not in _POLICIES:
+        return f"expected none, or a policy that begins with {' or '.join(_POLICIES)}"
+    known = _POLICIES[name]
+    for section in sections:
+        if name == "rand" and section in _RAND_SETS:
+            continue
+        found = re.fullmatch(r"([a-z]+)(\d.*)", section)
+        if found is None or found[1] not in known:
+            names = [*known, *(_RAND_SETS if name == "rand" else ())]
+            return f"{name} has no section {section!r}; it has {', '.join(names)}, each name with a number"
+        number, low, high = known[found[1]]
+        if not re.fullmatch(number, found[2]) or not low <= float(found[2]) <= high:
+            kind = "whole number" if number == _WHOLE else "number"
+            return f"{section!r}: expected a {kind} from {low:g} to {high:g} after {found[1]}"
+    return ""

@@ -30,12 +30,13 @@ def image_sizes(split: Split) -> NDArray[np.int64]:
 
 
 def decode_part(request: Request, part: slice, output: NDArray[np.uint8]) -> None:
-    """Decode, crop, resize and mirror the images ``part`` of a request into the same rows of ``output``.
+    """Decode, crop, resize, mirror and augment the images ``part`` of a request into the same rows of ``output``.
 
     Args:
         request: The batch.
         part: Which of its images.
-        output: uint8 [n, request.height, request.width, 3].
+        output: uint8 [request.num_images, request.height, request.width, 3]; the first views of all images, then
+            the second ones, and so on.
 
     Raises:
         DataError: A file that cannot be decoded.
@@ -55,7 +56,9 @@ def decode_part(request: Request, part: slice, output: NDArray[np.uint8]) -> Non
             resized = rgb.resize(size, Image.Resampling.BILINEAR, box=(left, top, right, bottom))
             if request.flips is not None and request.flips[place]:
                 resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-            output[place] = np.asarray(resized)
+            views = [resized] if request.policy is None else request.policy.views(resized, place)
+            for number, view in enumerate(views):
+                output[number * len(request.rows) + place] = np.asarray(view)
 
 
 def find_bad_files(paths: list[str]) -> list[Problem]:

@@ -25,6 +25,7 @@ from fasttrain.data.cache_plan import num_shards
 from fasttrain.data.cached_training import CachedTraining
 from fasttrain.data.decode import image_sizes
 from fasttrain.data.order import epoch_batches, epoch_order, micro_batches
+from fasttrain.data.policy import Policy, build_transform, num_views
 from fasttrain.data.preprocess import CentreCrop
 from fasttrain.data.scan import Scan
 from fasttrain.data.validation import ValBatch, plan_validation, val_batch_size
@@ -120,7 +121,7 @@ class ImageDataPath:
         self._val_plans: dict[tuple[int, bool], list[ValBatch]] = {}
         self._kept_val: dict[tuple[int, bool], list[Batch]] = {}
         self._cache: CachedTraining | None = None
-        if config.data.cache != "off" and scan.source == "scan":
+        if config.data.cache != "off" and config.data.augment == "none" and scan.source == "scan":
             self._cache = CachedTraining(
                 config, scan, plan, self._train_labels, backend, device=device, rank=rank, world_size=world_size
             )
@@ -174,10 +175,15 @@ class ImageDataPath:
             # The whole centre; it is shifted once it has its size.
             crop = CentreCrop(epoch.px, epoch.px, 1.0)
         flips = None if data.flip == "none" else draw_flips(*drawn, kind=data.flip)
-        return Request(self._train, rows, epoch.px, epoch.px, crop, flips)
+        policy = None
+        if data.augment != "none":
+            transform = build_transform(data.augment, epoch.px, tuple(data.mean))
+            policy = Policy.draw(transform, *drawn, num_views=num_views(self._config))
+        return Request(self._train, rows, epoch.px, epoch.px, crop, flips, policy)
 
     def _train_batch(self, epoch: EpochPlan, request: Request, images: torch.Tensor) -> Batch:
-        data, rows = self._config.data, request.rows
+        # The views of an image have its label, and are shifted alike.
+        data, rows = self._config.data, np.tile(request.rows, request.num_images // len(request.rows))
         if data.crop == "padded" and data.pad_px and self.backend.name != "synthetic":
             shifts = draw_shifts(self._config.seed, epoch.recipe_epoch, rows, pad_px=data.pad_px)
             images = shift_images(images, self._to_device(shifts))

@@ -61,6 +61,59 @@ def check(config: RunConfig) -> list[Problem]:
                     "model.head_init_std=null",
                 )
             )
+        if model.batchnorm.frozen_scale is not None:
+            problems.append(
+                Problem(
+                    f"model.batchnorm.frozen_scale={model.batchnorm.frozen_scale:g} would undo the scales that "
+                    f"{loaded} loads",
+                    "model.batchnorm.frozen_scale=null",
+                )
+            )
+    return [*problems, *_check_batchnorm(config)]
+
+
+def _check_batchnorm(config: RunConfig) -> list[Problem]:
+    """Options of BatchNorm that exclude each other, and groups that do not divide what a device takes at once."""
+    options = config.model.batchnorm
+    problems = []
+    if options.frozen_scale is not None and options.zero_init_last:
+        problems.append(
+            Problem(
+                f"model.batchnorm.frozen_scale={options.frozen_scale:g} keeps the scales that "
+                "model.batchnorm.zero_init_last=true would start at 0",
+                "model.batchnorm.zero_init_last=null",
+            )
+        )
+    ghost_size = options.ghost_size
+    if ghost_size is None:
+        return problems
+    if options.sync:
+        problems.append(
+            Problem(
+                f"model.batchnorm.ghost_size={ghost_size} and model.batchnorm.sync=true: statistics are "
+                "either those of a group or those of all ranks",
+                "model.batchnorm.sync=false",
+            )
+        )
+    ranks = config.trainer.devices * config.trainer.num_nodes
+    sizes = {
+        row: stage.batch_size // ranks // accumulation(stage.batch_size // ranks, config.trainer.device_batch_size)
+        for row, stage in enumerate(config.stages)
+        if stage.batch_size % ranks == 0
+    }
+    undivided = {row: size for row, size in sizes.items() if size % ghost_size}
+    if undivided:
+        rows = ", ".join(f"{size} in stages[{row}]" for row, size in undivided.items())
+        common = math.gcd(*sizes.values())
+        divisors = [size for size in range(2, common + 1) if common % size == 0]
+        nearest = min(divisors, key=lambda size: abs(size - ghost_size), default="null")
+        problems.append(
+            Problem(
+                f"model.batchnorm.ghost_size={ghost_size}: does not divide the images that a device takes "
+                f"at once: {rows}",
+                f"model.batchnorm.ghost_size={nearest}",
+            )
+        )
     return problems
 
 
@@ -88,6 +141,7 @@ def _check_options(config: RunConfig, model: nn.Module) -> list[Problem]:
 
     from fasttrain.model import batchnorm
     from fasttrain.model.build import takes_argument
+    from fasttrain.model.ghost import use_groups
     from fasttrain.model.head import init_head
 
     problems = []
@@ -97,11 +151,12 @@ def _check_options(config: RunConfig, model: nn.Module) -> list[Problem]:
     if options.zero_init_last and not takes_argument(model, "zero_init_last") and not batchnorm.last_batchnorms(model):
         problems.append(batchnorm.nothing_to_zero(name))
     if not batchnorm.batchnorms(model):
-        problems += [
-            batchnorm.nothing_to_set(name, key, value)
-            for key, value in (("momentum", options.momentum), ("eps", options.eps))
-            if value is not None
-        ]
+        problems += batchnorm.nothing_to_set(name, options)
+    elif options.ghost_size is not None:
+        try:
+            use_groups(batchnorm.batchnorms(model), options.ghost_size)
+        except ConfigError as error:
+            problems += error.problems
     if config.model.head_init_std is not None:
         try:
             init_head(model, config.model.head_init_std)

@@ -17,7 +17,7 @@ from fasttrain.config.schema import (
     RunConfig,
     SGDConfig,
 )
-from fasttrain.optimizer.groups import Group, matrix_parameter_groups, parameter_groups
+from fasttrain.optimizer.groups import Group, matrix_parameter_groups, parameter_groups, with_batchnorm_bias_lr
 from fasttrain.optimizer.hybrid import HybridSGD
 from fasttrain.optimizer.muon_sgd import MuonSGD
 from fasttrain.optimizer.named import build_named
@@ -123,7 +123,7 @@ def _build_sgd_like(config: RunConfig, options: SGDConfig, model: nn.Module) -> 
             decay_norm_and_bias=options.decay_norm_and_bias,
         )
         return MuonSGD(
-            groups,
+            with_batchnorm_bias_lr(groups, model, config.model.batchnorm.bias_lr_scale),
             newton_schulz_steps=options.newton_schulz_steps,
             newton_schulz_dtype=options.newton_schulz_dtype,
             **shared,
@@ -137,12 +137,13 @@ def _build_sgd_like(config: RunConfig, options: SGDConfig, model: nn.Module) -> 
 
 
 def _plain_groups(config: RunConfig, model: nn.Module, **scales: float) -> list[Group]:
-    return parameter_groups(
+    groups = parameter_groups(
         model,
         weight_decay=config.optimizer.weight_decay,
         decay_norm_and_bias=config.optimizer.decay_norm_and_bias,
         **scales,
     )
+    return with_batchnorm_bias_lr(groups, model, config.model.batchnorm.bias_lr_scale)
 
 
 def _first_momentum(config: RunConfig) -> float:

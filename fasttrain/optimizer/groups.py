@@ -79,6 +79,29 @@ def matrix_parameter_groups(
     )
 
 
+def with_batchnorm_bias_lr(groups: list[Group], model: nn.Module, lr_scale: float) -> list[Group]:
+    """The groups with BatchNorm's biases in one of their own, whose learning rate is ``lr_scale`` times theirs.
+
+    A scale of 1 leaves the groups as they are.
+    """
+    if lr_scale == 1:
+        return groups
+    biases = {
+        id(module.bias)
+        for module in model.modules()
+        if isinstance(module, _NormBase) and isinstance(module.bias, nn.Parameter)
+    }
+    parted: list[Group] = []
+    for group in groups:
+        own = [parameter for parameter in group["params"] if id(parameter) in biases]
+        rest = [parameter for parameter in group["params"] if id(parameter) not in biases]
+        parted.append(group | {"params": rest})
+        parted.append(
+            group | {"name": "batchnorm_bias", "params": own, "lr_scale": group["lr_scale"] * lr_scale},
+        )
+    return [group for group in parted if group["params"]]
+
+
 def trainable_names(model: nn.Module) -> set[str]:
     """Names of the parameters that get gradients."""
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -212,6 +212,9 @@ class ReportCallback(Callback):
 def epoch_line(row: Row, facts: RunFacts) -> str:
     """One line an epoch for the log."""
     top5 = "" if row.top5 is None else f" top5 {accuracy(row.top5)}"
+    if row.raw_top1 is not None:
+        raw5 = "" if row.raw_top5 is None else f" top5 {accuracy(row.raw_top5)}"
+        top5 += f" (raw weights: top1 {accuracy(row.raw_top1)}{raw5})"
     rate = "n/a" if row.images_per_second is None else f"{row.images_per_second:,.0f}"
     return (
         f"epoch {row.epoch}/{len(facts.plan.epochs)} | step {row.step}/{facts.plan.total_steps} | "

@@ -84,6 +84,7 @@ def settings(facts: RunFacts) -> dict[str, Any]:
         "momentum": momentum_text(config),
         "weight_decay": weight_decay_text(config.optimizer),
         "label_smoothing": config.trainer.label_smoothing,
+        **regularisation(config),
         "precision": config.trainer.precision,
         "compiled": config.trainer.compile,
         "data_backend": facts.backend or config.data.backend,
@@ -140,6 +141,23 @@ def optimizer_text(optimizer: OptimizerConfig) -> str:
     if optimizer.clip_norm is not None:
         words.append(f"gradients clipped to a norm of {optimizer.clip_norm:g}")
     return f"{optimizer.kind}: {', '.join(words)}" if words else optimizer.kind
+
+
+def regularisation(config: RunConfig) -> dict[str, Any]:
+    """What else is done to images, targets, statistics and weights; only what is on."""
+    trainer, batchnorm = config.trainer, asdict(config.model.batchnorm)
+    mixup = {key: value for key, value in asdict(trainer.mixup).items() if value}
+    off = {"bias_lr_scale": 1, "sync": False, "recalibrate_images": 0}
+    changed = {key: value for key, value in batchnorm.items() if value is not None and value != off.get(key)}
+    averaging = {key: value for key, value in asdict(trainer.averaging).items() if value is not None}
+    parts: dict[str, tuple[bool, Any]] = {
+        "mixup": (bool(mixup), mixup),
+        "jsd_alpha": (bool(trainer.jsd_alpha), trainer.jsd_alpha),
+        "augment": (config.data.augment not in (None, "none"), config.data.augment),
+        "weight_averaging": (trainer.averaging.kind not in (None, "none"), averaging),
+        "batchnorm": (bool(changed), changed),
+    }
+    return {name: value for name, (on, value) in parts.items() if on}
 
 
 def momentum_text(config: RunConfig) -> str:

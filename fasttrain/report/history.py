@@ -47,6 +47,7 @@ class Row:
         stage: Zero-based row of the stage table; None in a row read from a file.
         rate_images, rate_seconds: What images_per_second is made of.
         skipped_steps: Updates that the loss scaler refused.
+        raw_top1, raw_top5: Of the weights as trained, where top1 and top5 are of the averaged ones.
     """
 
     epoch: int
@@ -65,6 +66,8 @@ class Row:
     rate_images: int = 0
     rate_seconds: float = 0.0
     skipped_steps: int = 0
+    raw_top1: float | None = None
+    raw_top5: float | None = None
 
     def accuracy(self, metric: str) -> float | None:
         """Percent, of ``top1`` or ``top5``."""
@@ -105,6 +108,8 @@ class History:
             rate_images=result.rate_images,
             rate_seconds=result.rate_seconds,
             skipped_steps=result.skipped_steps,
+            raw_top1=result.raw_top1,
+            raw_top5=result.raw_top5,
         )
         self.rows.append(row)
         return row

@@ -14,6 +14,7 @@ import fasttrain.model.check
 import fasttrain.optimizer.check
 import fasttrain.schedule.check
 import fasttrain.strategy.check
+import fasttrain.trainer.check
 from fasttrain import stages
 from fasttrain.config.compose import ComposedRun
 from fasttrain.config.describe import COMMAND_LINE
@@ -43,6 +44,7 @@ CHECKS: tuple[Callable[[RunConfig], list[Problem]], ...] = (
     fasttrain.optimizer.check.check,
     fasttrain.schedule.check.check,
     fasttrain.strategy.check.check,
+    fasttrain.trainer.check.check,
 )
 
 

@@ -16,8 +16,10 @@ from torch import nn
 from fasttrain.config.compose import ComposedRun
 from fasttrain.config.schema import RunConfig
 from fasttrain.data.path import DataPath, build_data_path
+from fasttrain.data.policy import num_views
 from fasttrain.data.preprocess import Normalize, preprocessing_description
 from fasttrain.data.scan import Scan
+from fasttrain.model.batchnorm import synchronised
 from fasttrain.model.build import build_model
 from fasttrain.report.callback import ReportCallback
 from fasttrain.report.clock import Clock, process_start_time
@@ -34,6 +36,7 @@ from fasttrain.strategy.world import World
 from fasttrain.trainer import fit as trainer_fit
 from fasttrain.trainer.checkpoints import Checkpoints
 from fasttrain.trainer.compiled import compile_objective
+from fasttrain.trainer.mixing import Mixing
 from fasttrain.trainer.module import ClassifierModule
 from fasttrain.trainer.objective import Objective
 from fasttrain.trainer.resume import Resume, check_resume, newest_checkpoint, read_checkpoint
@@ -117,6 +120,10 @@ def build(
         torch.cuda.set_device(device)
     torch.manual_seed(config.seed)
     network = build_model(config.model, images.num_classes)
+    if config.model.batchnorm.sync:
+        network, note = synchronised(network, world_size=world.size, device_type=device.type)
+        if note and world.rank == 0:
+            log.info(note)
     data = build_data_path(config, images, plan, device=device, rank=world.rank, world_size=world.size)
     module = ClassifierModule(
         config,
@@ -163,7 +170,15 @@ def _objective(config: RunConfig, network: nn.Module, plan: Plan) -> Objective:
     if config.trainer.channels_last:
         network.to(memory_format=torch.channels_last)
     normalize = Normalize(tuple(config.data.mean), tuple(config.data.std))
-    objective = Objective(network, normalize, label_smoothing=config.trainer.label_smoothing)
+    trainer = config.trainer
+    objective = Objective(
+        network,
+        normalize,
+        label_smoothing=trainer.label_smoothing,
+        mixing=Mixing(trainer.mixup) if max(trainer.mixup.alpha, trainer.mixup.cutmix_alpha) > 0 else None,
+        num_views=num_views(config),
+        jsd_alpha=trainer.jsd_alpha,
+    )
     if config.trainer.compile:
         return compile_objective(objective, config, num_shapes=len(plan.shapes()))
     return objective
@@ -190,6 +205,7 @@ def _report(
         num_classes=images.num_classes,
         machine=machine,
         backend=backend,
+        weights="raw" if run.config.trainer.averaging.kind == "none" else "averaged",
         overrides=[f"{key}={value}" for key, value, _ in (left.overrides if left else given(run))],
     )
     started = left.process_start if left else process_start_time()

@@ -19,6 +19,7 @@ class EpochResult:
         step: Optimizer steps completed since the start of the run.
         train_loss: Mean over the epoch's steps and all ranks.
         top1, top5: Percent of all validation images; top5 is None with fewer than 6 classes.
+        raw_top1, raw_top5: Of the weights as trained, where the averaged ones count in all else; None without.
         correct1, correct5, num_val: The integers behind them.
         lr, momentum: Of the epoch's last update.
         px, batch_size: Of training; the batch over all ranks.
@@ -46,6 +47,8 @@ class EpochResult:
     skipped_steps: int
     rate_images: int
     rate_seconds: float
+    raw_top1: float | None = None
+    raw_top5: float | None = None
 
 
 def accuracy_of(result: EpochResult, target: TargetConfig) -> float:

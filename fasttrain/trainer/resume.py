@@ -218,6 +218,7 @@ class Resume(Callback):
                     "give the model with which the run was started",
                 )
             ) from error
+        load_average(pl_module, content, step, self.path)
         load_optimizer(trainer.optimizers[0], content["optimizer_states"][0], self.path)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         saved = content.get(type(trainer.precision_plugin).__qualname__)
@@ -229,6 +230,28 @@ class Resume(Callback):
         pl_module.resume_at(step, content["fasttrain_epoch_state"])
         set_position(trainer, pl_module.plan, step)
         self.content = {}
+
+
+def load_average(module: ClassifierModule, content: dict[str, Any], step: int, path: Path) -> None:
+    """Load the averaged weights, where this run has them and they have begun.
+
+    Raises:
+        ConfigError: They should have begun, and the checkpoint has none.
+    """
+    if module.average is None or not module.average.begun(step):
+        return
+    saved = content.get("state_dict_ema")
+    if saved is None:
+        kind = module.config.trainer.averaging.kind
+        epochs_done = module.plan.epochs_done(step - 1)
+        raise ConfigError(
+            Problem(
+                f"trainer.averaging.kind={kind}: {path} has no averaged weights, and the average begins before its "
+                f"step {step}",
+                f"trainer.averaging.kind=none, or trainer.averaging.from_epoch={epochs_done:g} or later",
+            )
+        )
+    module.average.network.load_state_dict(saved)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path) -> None:

@@ -18,7 +18,16 @@ from fasttrain.model import hub
 from fasttrain.model.batchnorm import batchnorms
 from fasttrain.model.build import build_model
 
-OWN = BatchNormConfig(zero_init_last=None, momentum=None, eps=None)
+OWN = BatchNormConfig(
+    zero_init_last=None,
+    momentum=None,
+    eps=None,
+    ghost_size=None,
+    frozen_scale=None,
+    bias_lr_scale=1.0,
+    sync=False,
+    recalibrate_images=0,
+)
 CONFIG = ModelConfig(
     name="resnet18d",
     num_classes=None,
@@ -31,7 +40,7 @@ CONFIG = ModelConfig(
 
 
 def build(name: str = "resnet18d", *, num_classes: int = 10, **changes: Any) -> nn.Module:
-    batchnorm = replace(OWN, **{k: changes.pop(k) for k in ("zero_init_last", "momentum", "eps") if k in changes})
+    batchnorm = replace(OWN, **{k: changes.pop(k) for k in vars(OWN) if k in changes})
     return build_model(replace(CONFIG, name=name, batchnorm=batchnorm, **changes), num_classes)
 
 

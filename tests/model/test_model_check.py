@@ -15,7 +15,16 @@ from fasttrain.config.schema import BatchNormConfig, ModelConfig, StageConfig
 from fasttrain.model.build import meta_model
 from fasttrain.model.check import check, check_libraries, refusal
 
-OWN = BatchNormConfig(zero_init_last=None, momentum=None, eps=None)
+OWN = BatchNormConfig(
+    zero_init_last=None,
+    momentum=None,
+    eps=None,
+    ghost_size=None,
+    frozen_scale=None,
+    bias_lr_scale=1.0,
+    sync=False,
+    recalibrate_images=0,
+)
 CONFIG = ModelConfig(
     name="resnet18d",
     num_classes=None,
@@ -99,7 +108,7 @@ def test_an_unknown_name_and_unknown_arguments() -> None:
 
 
 def test_options_that_find_nothing_to_act_on_all_at_once() -> None:
-    options = BatchNormConfig(zero_init_last=True, momentum=0.2, eps=1e-3)
+    options = replace(OWN, zero_init_last=True, momentum=0.2, eps=1e-3)
     config = run(stage(224, 224), name="vit_tiny_patch16_224", batchnorm=options)
     problems = check_libraries(config, 10)
     assert [problem.fix for problem in problems] == [

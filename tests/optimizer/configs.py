@@ -73,7 +73,16 @@ def run_config(kind: str, *, epochs: int = 28, model: str = "resnet18d", **chang
         init_from=None,
         args={},
         head_init_std=None,
-        batchnorm=BatchNormConfig(zero_init_last=None, momentum=None, eps=None),
+        batchnorm=BatchNormConfig(
+            zero_init_last=None,
+            momentum=None,
+            eps=None,
+            ghost_size=None,
+            frozen_scale=None,
+            bias_lr_scale=1.0,
+            sync=False,
+            recalibrate_images=0,
+        ),
     )
     return SimpleNamespace(
         optimizer=schema(kind=kind, **(SHARED | own | changes)),

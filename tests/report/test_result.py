@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.report.facts import RunFacts
+from fasttrain.report.callback import epoch_line
+from fasttrain.report.facts import RunFacts, settings
+from fasttrain.report.history import History
 from fasttrain.report.result import accuracy, cost_usd, duration, wanted
 from tests.report.conftest import TinyRun, make_results
 
@@ -83,3 +85,33 @@ def test_cost_is_the_price_of_the_hours() -> None:
     assert cost_usd(329.60, 157.55) == pytest.approx(14.42, abs=0.005)
     assert cost_usd(None, 157.55) is None
     assert cost_usd(329.60, None) is None
+
+
+def test_weights_and_regularisation_are_told_where_they_are_on(make_facts: MakeFacts) -> None:
+    names = {"mixup", "jsd_alpha", "augment", "weight_averaging", "batchnorm"}
+    assert not names & settings(make_facts()).keys()
+    facts = make_facts(
+        data={"augment": "rand-m9"},
+        model={"batchnorm": {"momentum": 0.2, "bias_lr_scale": 1.0, "sync": False, "recalibrate_images": 0}},
+        trainer={
+            "jsd_alpha": 12.0,
+            "mixup": {"alpha": 0.2, "cutmix_alpha": 0.0},
+            "averaging": {"kind": "swa", "from_epoch": 2.0},
+        },
+    )
+    told = settings(facts)
+    assert {name: told[name] for name in names} == {
+        "mixup": {"alpha": 0.2},
+        "augment": "rand-m9",
+        "jsd_alpha": 12.0,
+        "weight_averaging": {"kind": "swa", "from_epoch": 2.0},
+        "batchnorm": {"momentum": 0.2},
+    }
+
+
+def test_both_accuracies_stand_in_the_epochs_line(make_facts: MakeFacts) -> None:
+    first, *_ = make_results()
+    row = History().append(replace(first, raw_top1=18.5, raw_top5=58.25), seconds=1.0, wall_seconds=2.0)
+    assert "top1 20.00 top5 60.00 (raw weights: top1 18.50 top5 58.25) |" in epoch_line(row, make_facts())
+    plain = History().append(first, seconds=1.0, wall_seconds=2.0)
+    assert "raw" not in epoch_line(plain, make_facts())

@@ -48,8 +48,8 @@ def test_warm_up_sees_the_types_of_the_batches(
     seen = []
     original = warmup.random_batch
 
-    def note(*args: object) -> object:
-        batch = original(*args)  # type: ignore[arg-type]
+    def note(*args: object, **settings: object) -> object:
+        batch = original(*args, **settings)  # type: ignore[arg-type]
         seen.append((batch.images_nhwc.shape[1], batch.images_nhwc.dtype))
         return batch
 

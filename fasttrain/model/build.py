@@ -1,4 +1,4 @@
-"""Networks by timm's names."""
+"""Networks by their names: timm's, and the own ones, which register themselves with timm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from fasttrain.config.schema import ModelConfig
 from fasttrain.errors import ConfigError, MachineError, Problem
-from fasttrain.model import batchnorm, hub
+from fasttrain.model import batchnorm, hub, whitened  # noqa: F401  (whitened is imported to be registered)
 from fasttrain.model.head import init_head
 from fasttrain.model.weights import load_weights
 

@@ -50,6 +50,7 @@ class ReportCallback(Callback):
         self._mlperf = MLPerfLog(facts.run_dir / "report" / "mlperf.log", facts)
         self._writes = False
         self._resumes = 0
+        self._final_validation_seconds: float | None = None
         self._validation: AbstractContextManager[None] | None = None
 
     # --- what Lightning calls ---
@@ -78,6 +79,7 @@ class ReportCallback(Callback):
             return
         self._validation = self.clock.paused("validation")
         self._validation.__enter__()
+        self._validation_began = self.clock.segments["validation"]
         self._mlperf.begin_eval()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -85,6 +87,8 @@ class ReportCallback(Callback):
             self._mlperf.end_eval()
             self._validation.__exit__(None, None, None)
             self._validation = None
+            if trainer.current_epoch + 1 == len(self.facts.plan.epochs):
+                self._final_validation_seconds = self.clock.segments["validation"] - self._validation_began
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.record(pl_module.last_epoch)  # type: ignore[arg-type]
@@ -104,6 +108,7 @@ class ReportCallback(Callback):
             "clock": self.clock.state_dict(),
             "mlperf": self._mlperf.state(),
             "resumes": self._resumes,
+            "final_validation_seconds": self._final_validation_seconds,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -111,6 +116,7 @@ class ReportCallback(Callback):
         self.clock.load_state_dict(state_dict["clock"])
         self._mlperf.load_state(state_dict["mlperf"])
         self._resumes = state_dict["resumes"] + 1
+        self._final_validation_seconds = state_dict.get("final_validation_seconds")
 
     # --- what the run calls ---
 
@@ -121,7 +127,9 @@ class ReportCallback(Callback):
             ValueError: It is not the next epoch's.
         """
         row = self.history.append(result, seconds=self.clock.seconds, wall_seconds=self.clock.wall_seconds)
-        self._mlperf.accuracy(row.epoch, row.top1)
+        self._mlperf.end_epoch()
+        if row.top1 is not None:
+            self._mlperf.accuracy(row.epoch, row.top1)
         if self._writes:
             self._write_tables()
             log.info(epoch_line(row, self.facts))
@@ -146,6 +154,7 @@ class ReportCallback(Callback):
             seconds=self.clock.seconds,
             wall_seconds=self.clock.wall_seconds,
             skipped_files=len(self.skipped_files),
+            final_validation_seconds=self._final_validation_seconds,
         )
         self._mlperf.end(reached=result["reached"])
         if self._writes:
@@ -206,11 +215,13 @@ class ReportCallback(Callback):
 
 def epoch_line(row: Row, facts: RunFacts) -> str:
     """One line an epoch for the log."""
+    top1 = "not validated" if row.top1 is None else f"top1 {accuracy(row.top1)}"
     top5 = "" if row.top5 is None else f" top5 {accuracy(row.top5)}"
+    plain = "" if row.plain_top1 is None else f" (plain top1 {accuracy(row.plain_top1)})"
     rate = "n/a" if row.images_per_second is None else f"{row.images_per_second:,.0f}"
     return (
         f"epoch {row.epoch}/{len(facts.plan.epochs)} | step {row.step}/{facts.plan.total_steps} | "
-        f"{row.px} px | loss {row.train_loss:.2f} | top1 {accuracy(row.top1)}{top5} | lr {row.lr:.4g} | "
+        f"{row.px} px | loss {row.train_loss:.2f} | {top1}{top5}{plain} | lr {row.lr:.4g} | "
         f"{rate} images/s | {duration(row.seconds)}"
     )
 

@@ -30,6 +30,8 @@ FIGURES = (
     "best_top1",
     "best_top5",
     "cost_usd",
+    "seconds_with_final_validation",
+    "plain_top1",
 )
 
 
@@ -81,7 +83,7 @@ class Group:
 
     def summary(self, figure: str) -> Summary | None:
         """One of ``FIGURES`` over the runs; None where no run has it."""
-        return summarize([run.result[figure] for run in self.runs])
+        return summarize([run.result.get(figure) for run in self.runs])
 
 
 def summarize(values: Sequence[float | None]) -> Summary | None:

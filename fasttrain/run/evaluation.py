@@ -25,6 +25,7 @@ from fasttrain.strategy.world import World
 from fasttrain.trainer.evaluate import evaluate
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5
 from fasttrain.trainer.resume import check_classes, other_number, read_checkpoint, why_unreadable
+from fasttrain.trainer.views import NONE
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 VAL_PX = next(field.metadata for field in fields(StageConfig) if field.name == "val_px")
@@ -69,6 +70,7 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
     normalize = Normalize(tuple(config.data.mean), tuple(config.data.std)).to(device)
     plan = _plan(config, images)
     epoch = _epoch_of(header, plan)
+    augmentation = config.trainer.test_time_augmentation
     shown_px = epoch.val_px if px is None else px
     path = build_data_path(config, images, plan, device=device, rank=0, world_size=1)
     try:
@@ -80,17 +82,20 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
             rectangular=epoch.rectangular_val,
             device=device,
             dtype=DTYPES[config.trainer.precision],
+            test_time_augmentation=augmentation,
         )
     finally:
         path.close()
     top1 = 100 * correct1 / count
     top5 = 100 * correct5 / count if images.num_classes >= MIN_CLASSES_FOR_TOP5 else None
     figures = {"checkpoint": str(checkpoint), "weights": "raw", "px": shown_px, "num_val": count}
+    figures["test_time_augmentation"] = augmentation
     if json_file:
         write_json(json_file, {**figures, "top1": top1, "top5": top5})
     words = f" top5 {top5:.2f}%" if top5 is not None else ""
+    views = "" if augmentation == NONE else f"; test-time augmentation {augmentation}"
     whose = f" (stage {epoch.stage}'s)" if px is None else ""
-    return f"{checkpoint}: top1 {top1:.2f}%{words} at {shown_px} px{whose}; N={count}; raw weights"
+    return f"{checkpoint}: top1 {top1:.2f}%{words} at {shown_px} px{whose}; N={count}; raw weights{views}"
 
 
 def _open(checkpoint: Path) -> dict[str, Any]:

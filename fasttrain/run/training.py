@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback
 from pytorch_lightning.strategies import Strategy
+from torch import nn
 
 from fasttrain.config.compose import ComposedRun
 from fasttrain.config.schema import RunConfig
@@ -32,6 +33,7 @@ from fasttrain.strategy.lightning import build_strategy
 from fasttrain.strategy.world import World
 from fasttrain.trainer import fit as trainer_fit
 from fasttrain.trainer.checkpoints import Checkpoints
+from fasttrain.trainer.first_images import InitializedFromImages, InitializeFromImages
 from fasttrain.trainer.module import ClassifierModule
 from fasttrain.trainer.resume import Resume, check_resume, newest_checkpoint, read_checkpoint
 from fasttrain.trainer.signals import StopSignals
@@ -138,6 +140,7 @@ def build(
         trainer_fit.SignalsOn(signals),
         WarmUp(),
         report,
+        *([InitializeFromImages()] if _looks_at_images(network, config, checkpoint) else []),
         *([trainer_fit.StopAtTarget(config.target)] if config.target.stop else []),
         Checkpoints(run_dir / "checkpoints", header, config.target, signals, lambda: report.clock.paused("checkpoint")),
     ]
@@ -154,6 +157,12 @@ def build(
         report=report,
         signals=signals,
     )
+
+
+def _looks_at_images(network: nn.Module, config: RunConfig, checkpoint: FoundCheckpoint | None) -> bool:
+    """Whether the network's first weights come from images, and not from a checkpoint."""
+    has_weights = checkpoint is not None or config.model.init_from is not None
+    return isinstance(network, InitializedFromImages) and not has_weights
 
 
 def _report(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypedDict, cast
 
 import torch
@@ -24,6 +24,7 @@ from fasttrain.stages import EpochPlan, Plan
 from fasttrain.trainer.epoch_steps import EpochSteps, seed_epoch
 from fasttrain.trainer.meters import RATE_SKIP_STEPS, AccuracyMeter, LossMeter, RateMeter
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5, EpochResult
+from fasttrain.trainer.views import NONE, predict
 
 
 class MidEpochState(TypedDict):
@@ -44,7 +45,7 @@ class ClassifierModule(LightningModule):
 
     Attributes:
         step: Optimizer steps completed, equal to Lightning's ``global_step``.
-        last_epoch: What the newest epoch gave; None before the first validation.
+        last_epoch: What the newest epoch gave; None before the end of the first.
     """
 
     def __init__(
@@ -139,6 +140,8 @@ class ClassifierModule(LightningModule):
         self._skipped_steps = 0
         self._rate_first_step = RATE_SKIP_STEPS
         seed_epoch(self.config.seed, epoch.recipe_epoch, self.trainer.global_rank)
+        # Lightning asks at the epoch's last step, and knows no validation after the last epoch whatever its number.
+        self.trainer.check_val_every_n_epoch = 1 if self.validates(epoch) else len(self.plan.epochs) + 1
         if self._resumed is not None:
             self._continue_epoch(self._resumed)
             self._resumed = None
@@ -209,6 +212,9 @@ class ClassifierModule(LightningModule):
         epoch = self.epoch_plan
         if self.step == epoch.first_step + epoch.steps and self._rate_first_step is not None:
             self.rate_meter.stop((epoch.steps - self._rate_first_step) * epoch.batch_size)
+        if self.step == epoch.first_step + epoch.steps and not self.validates(epoch):
+            self.check_weights()
+            self.last_epoch = self._epoch_result(None)
 
     @contextlib.contextmanager
     def _no_gradient_sync(self) -> Iterator[None]:
@@ -224,6 +230,12 @@ class ClassifierModule(LightningModule):
         return float(scaler.get_scale()) if scaler is not None else None
 
     # --- validation ---
+
+    def validates(self, epoch: EpochPlan) -> bool:
+        """Whether the epoch is followed by a validation."""
+        every = self.config.trainer.validate_every_epochs
+        number = epoch.epoch + 1
+        return number == len(self.plan.epochs) or (every is not None and number % every == 0)
 
     def check_weights(self) -> None:
         """See that training left numbers behind (a host sync), before they are validated and saved.
@@ -246,31 +258,48 @@ class ClassifierModule(LightningModule):
     def on_validation_start(self) -> None:
         self.check_weights()
         self.accuracy_meter = AccuracyMeter(self.device)
+        self.plain_meter = AccuracyMeter(self.device)
         self.share_buffers()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         # The plain forward: validation shapes are not worth a compilation each.
-        logits = self.network.forward(self.normalize(batch.images_nhwc))
-        self.accuracy_meter.add(logits.float(), batch.labels, batch.num_valid)
+        kind = self.config.trainer.test_time_augmentation
+        logits = predict(self.network.forward, self.normalize(batch.images_nhwc), kind)
+        self.accuracy_meter.add(logits.counting, batch.labels, batch.num_valid)
+        if kind != NONE:
+            self.plain_meter.add(logits.plain, batch.labels, batch.num_valid)
 
     def on_validation_epoch_end(self) -> None:
-        counts = self.trainer.strategy.reduce(self.accuracy_meter.counts, reduce_op="sum")
-        correct1, correct5, num_val = (int(count) for count in cast(torch.Tensor, counts))
+        both = torch.stack([self.accuracy_meter.counts, self.plain_meter.counts])
+        counts = cast(torch.Tensor, self.trainer.strategy.reduce(both, reduce_op="sum"))
+        counting, plain = counts.tolist()
+        num_val = counting[2]
         if num_val != self.num_val:
             raise FasttrainError(
                 f"validation counted {num_val} images over all ranks, but the set has {self.num_val}; "
                 "the accuracy would be wrong"
             )
+        self.last_epoch = self._epoch_result(counting, plain)
+
+    def _epoch_result(self, counting: list[int] | None, plain: list[int] | None = None) -> EpochResult:
+        """What the epoch gave.
+
+        Args:
+            counting: Correct top-1 and top-5 answers and images of the validation; None without one.
+            plain: The same without test-time augmentation; zeros where there is none.
+        """
         epoch = self.epoch_plan
         loss = self.loss_meter.total / max(1, self.loss_meter.steps)
         mean_loss = float(cast(torch.Tensor, self.trainer.strategy.reduce(loss, reduce_op="mean")))
         has_top5 = self.num_classes >= MIN_CLASSES_FOR_TOP5
-        self.last_epoch = EpochResult(
+        correct1, correct5, num_val = counting or (0, 0, 0)
+        return EpochResult(
             epoch=epoch.epoch + 1,
             step=self.step,
             train_loss=mean_loss,
-            top1=100 * correct1 / num_val,
-            top5=100 * correct5 / num_val if has_top5 else None,
+            top1=100 * correct1 / num_val if num_val else None,
+            top5=100 * correct5 / num_val if num_val and has_top5 else None,
+            plain_top1=100 * plain[0] / plain[2] if plain and plain[2] else None,
             correct1=correct1,
             correct5=correct5,
             num_val=num_val,
@@ -287,9 +316,16 @@ class ClassifierModule(LightningModule):
 
     def share_buffers(self) -> None:
         """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks, as stock DDP does."""
+        self._share(self.network.buffers())
+
+    def share_weights(self) -> None:
+        """Copy rank 0's weights to all ranks, as DDP does when it is built."""
+        self._share(parameter.detach() for parameter in self.network.parameters())
+
+    def _share(self, tensors: Iterable[torch.Tensor]) -> None:
         if self.trainer.world_size > 1:
-            for buffer in self.network.buffers():
-                torch.distributed.broadcast(buffer, src=0)
+            for tensor in tensors:
+                torch.distributed.broadcast(tensor, src=0)
 
     # --- checkpoints ---
 

@@ -72,7 +72,15 @@ def test_accuracy_is_cut_not_rounded(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (1296.4, "0:21:36"), (36_000, "10:00:00")]
+    ("seconds", "text"),
+    [
+        (1.018, "1.02 s"),
+        (9.99, "9.99 s"),
+        (10, "0:00:10"),
+        (59.6, "0:01:00"),
+        (1296.4, "0:21:36"),
+        (36_000, "10:00:00"),
+    ],
 )
 def test_times_are_hours_minutes_seconds(seconds: float, text: str) -> None:
     assert duration(seconds) == text

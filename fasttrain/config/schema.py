@@ -220,6 +220,7 @@ class TrainerConfig:
     precision: str = choice("fp32", "bf16", "fp16")
     channels_last: bool = text("true")
     compile: bool = text("true")
+    capture: str = choice("auto", "true", "false")
     label_smoothing: float = number(ge=0, lt=1, unit="share of the target spread over all classes", example="0.1")
     validate_every_epochs: int | None = number(ge=1, unit="epochs", example="1")
     test_time_augmentation: str = choice("none", "flip", "flip_shift")

@@ -56,6 +56,10 @@ class DataPath(Protocol):
         """
         ...
 
+    def train_dtype(self, epoch: EpochPlan) -> torch.dtype:
+        """Of the images that ``train_epoch`` gives: uint8, or the compute type where they are normalised."""
+        ...
+
     def val_batches(self, px: int, *, rectangular: bool = False) -> Batches:
         """All validation images once over all ranks, as counted by ``num_valid``.
 
@@ -131,6 +135,10 @@ class ImageDataPath:
         decoded = self.backend.images(requests)
         for _ in steps:
             yield [self._train_batch(epoch, *next(decoded)) for _ in range(epoch.accumulate)]
+
+    def train_dtype(self, epoch: EpochPlan) -> torch.dtype:
+        """See ``DataPath``."""
+        return torch.uint8
 
     def val_batches(self, px: int, *, rectangular: bool = False) -> Batches:
         """See ``DataPath``."""

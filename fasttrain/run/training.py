@@ -35,6 +35,7 @@ from fasttrain.trainer import fit as trainer_fit
 from fasttrain.trainer.checkpoints import Checkpoints
 from fasttrain.trainer.first_images import InitializedFromImages, InitializeFromImages
 from fasttrain.trainer.module import ClassifierModule
+from fasttrain.trainer.objective import Objective
 from fasttrain.trainer.resume import Resume, check_resume, newest_checkpoint, read_checkpoint
 from fasttrain.trainer.signals import StopSignals
 from fasttrain.trainer.warmup import WarmUp
@@ -119,8 +120,11 @@ def build(
     data = build_data_path(config, images, plan, device=device, rank=world.rank, world_size=world.size)
     module = ClassifierModule(
         config,
-        network,
-        Normalize(tuple(config.data.mean), tuple(config.data.std)),
+        Objective(
+            network,
+            Normalize(tuple(config.data.mean), tuple(config.data.std)),
+            label_smoothing=config.trainer.label_smoothing,
+        ),
         plan,
         schedule,
         data,

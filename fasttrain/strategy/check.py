@@ -25,7 +25,7 @@ def choose_accelerator(config: RunConfig, world: World) -> str:
     """``gpu`` or ``cpu``, after a look at the machine (imports torch).
 
     Raises:
-        ConfigError: fp16 on a CPU.
+        ConfigError: fp16, or a captured step, on a CPU.
         MachineError: No GPU, or fewer than ranks on this machine, where GPUs were asked for.
     """
     import torch
@@ -39,6 +39,10 @@ def choose_accelerator(config: RunConfig, world: World) -> str:
                     "trainer.precision=fp16 needs a GPU: its loss scaling is not there on a CPU",
                     "trainer.precision=fp32 (or bf16)",
                 )
+            )
+        if config.trainer.capture == "true":
+            raise ConfigError(
+                Problem("trainer.capture=true needs a GPU: only there is a step a CUDA graph", "trainer.capture=auto")
             )
         return "cpu"
     if count == 0:

@@ -99,7 +99,10 @@ class Checkpoints(Callback):
         """Whether all ranks stop here: asked at steps that all of them reach."""
         if trainer.world_size == 1:
             return self.signals.requested is not None
-        return module.step % STOP_CHECK_STEPS == 0 and self._any_rank_stopped(trainer)
+        epoch = module.epoch_plan
+        together = module.steps_together.get(epoch.stage, 1)
+        boundaries = (module.step - epoch.first_step) // together
+        return boundaries % max(1, STOP_CHECK_STEPS // together) == 0 and self._any_rank_stopped(trainer)
 
     def _any_rank_stopped(self, trainer: Trainer) -> bool:
         flag = torch.tensor(self.signals.requested or 0, device=trainer.strategy.root_device)

@@ -40,5 +40,5 @@ class InitializeFromImages(Callback):
         num_images = min(network.num_initial_images, pl_module.plan.num_train)
         images_nhwc = pl_module.data_path.first_train_images(num_images, pl_module.plan.epochs[0].px)
         with torch.no_grad():
-            network.initialize_from_images(pl_module.normalize(images_nhwc))
+            network.initialize_from_images(pl_module.objective.normalize(images_nhwc))
         pl_module.share_weights()

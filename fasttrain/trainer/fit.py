@@ -83,7 +83,7 @@ def fit(
     if config.trainer.compile:
         # Each shape is compiled once (warm-up does it); more shapes than this would fall back to eager in silence.
         torch._dynamo.config.recompile_limit = max(8, 2 * len(module.plan.shapes()))
-        module.network.compile(dynamic=False)
+        module.objective.compile(dynamic=False)
     bars = [RichProgressBar(refresh_rate=10)] if progress_bar else []
     trainer = Trainer(
         accelerator=accelerator,

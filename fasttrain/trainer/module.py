@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypedDict, cast
 
 import torch
-import torch.nn.functional as F
 from pytorch_lightning import LightningModule
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from fasttrain.config.schema import RunConfig
 from fasttrain.data.batch import Batch
 from fasttrain.data.path import DataPath
-from fasttrain.data.preprocess import Normalize
 from fasttrain.errors import FasttrainError, Problem, TrainingError
 from fasttrain.optimizer.build import build_optimizer, set_hyperparameters
 from fasttrain.schedule.schedule import Schedule
 from fasttrain.stages import EpochPlan, Plan
 from fasttrain.trainer.epoch_steps import EpochSteps, seed_epoch
 from fasttrain.trainer.meters import RATE_SKIP_STEPS, AccuracyMeter, LossMeter, RateMeter
+from fasttrain.trainer.objective import Objective
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5, EpochResult
+from fasttrain.trainer.step import StepRunner
 from fasttrain.trainer.views import NONE, predict
+
+AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# How long Lightning is left waiting: signals and callbacks act at least this often.
+MAX_STEPS_TOGETHER, SECONDS_TOGETHER = 50, 0.5
+
+# Where the network's weights are in Lightning's state dict.
+NETWORK = "objective.network."
 
 
 class MidEpochState(TypedDict):
@@ -39,20 +45,22 @@ class MidEpochState(TypedDict):
 class ClassifierModule(LightningModule):
     """Trains one network by a plan; Lightning drives it.
 
-    Owns the network, the normalisation in front of it, and the meters. One Lightning batch is one optimizer
-    step: the list of micro-batches that this rank accumulates. Epochs, steps, learning rate and momentum
-    come from ``plan`` and ``schedule`` at ``step``; nothing here counts them a second time.
+    Owns the objective (network, normalisation, loss) and the meters. One Lightning batch is one or several
+    optimizer steps, at most MAX_STEPS_TOGETHER or about SECONDS_TOGETHER; signals, callbacks and loggers are served
+    at its end. Epochs, steps, learning rate and momentum come from ``plan`` and ``schedule`` at ``step``; nothing
+    here counts them a second time.
 
     Attributes:
         step: Optimizer steps completed, equal to Lightning's ``global_step``.
+        step_runner: How a step is run; set when Lightning has built optimizer and strategy.
+        steps_together: Steps in one Lightning batch, by stage.
         last_epoch: What the newest epoch gave; None before the end of the first.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        network: nn.Module,
-        normalize: Normalize,
+        objective: Objective,
         plan: Plan,
         schedule: Schedule,
         data: DataPath,
@@ -63,8 +71,7 @@ class ClassifierModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.config = config
-        self.network = network
-        self.normalize = normalize
+        self.objective = objective
         self.plan = plan
         self.schedule = schedule
         self.data_path = data
@@ -72,9 +79,14 @@ class ClassifierModule(LightningModule):
         self.num_classes = num_classes
         self.step = 0
         self.last_epoch: EpochResult | None = None
-        self._skipped_steps = 0
+        self.steps_together: dict[int, int] = {}
         self._rate_first_step: int | None = None
         self._resumed: MidEpochState | None = None
+
+    @property
+    def network(self) -> nn.Module:
+        """The network that is trained."""
+        return self.objective.network
 
     @property
     def epoch_plan(self) -> EpochPlan:
@@ -88,7 +100,12 @@ class ClassifierModule(LightningModule):
 
     def train_dataloader(self) -> EpochSteps:
         epoch = self.epoch_plan
-        return EpochSteps(self.data_path, epoch, first=self.step - epoch.first_step)
+        return EpochSteps(
+            self.data_path,
+            epoch,
+            first=self.step - epoch.first_step,
+            together=self.steps_together.get(epoch.stage, 1),
+        )
 
     def val_dataloader(self) -> Any:
         epoch = self.epoch_plan
@@ -103,6 +120,17 @@ class ClassifierModule(LightningModule):
     def on_fit_start(self) -> None:
         # After a resume has set the step, before the warm-up trains together.
         self.check_ranks_agree()
+        precision = self.config.trainer.precision
+        self.step_runner = StepRunner(
+            self.objective,
+            self.trainer.optimizers[0],
+            strategy=self.trainer.strategy,
+            precision=AUTOCAST[precision],
+            scaler=getattr(self.trainer.precision_plugin, "scaler", None),
+            clip_norm=self.config.optimizer.clip_norm,
+            moving_momentum=self.config.schedule.momentum is not None,
+            device=self.device,
+        )
 
     def on_train_start(self) -> None:
         self.loss_meter = LossMeter(self.device)
@@ -133,11 +161,26 @@ class ClassifierModule(LightningModule):
                 )
             )
 
+    def any_rank(self, answer: bool) -> bool:
+        """Whether any rank says yes; all must ask."""
+        if self.trainer.world_size == 1:
+            return answer
+        flag = torch.tensor(int(answer), device=self.device)
+        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+        return bool(flag)
+
+    def agree_on_steps_together(self, stages: list[int]) -> None:
+        """Take the smallest of all ranks' numbers: Lightning's batches end at the same steps everywhere."""
+        if self.trainer.world_size > 1:
+            counts = torch.tensor([self.steps_together.get(stage, 1) for stage in stages], device=self.device)
+            torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MIN)
+            self.steps_together.update(zip(stages, counts.tolist(), strict=True))
+
     def on_train_epoch_start(self) -> None:
         epoch = self.epoch_plan
         self.loss_meter.start_epoch()
         self.rate_meter = RateMeter(self.device)
-        self._skipped_steps = 0
+        self.step_runner.skipped.zero_()
         self._rate_first_step = RATE_SKIP_STEPS
         seed_epoch(self.config.seed, epoch.recipe_epoch, self.trainer.global_rank)
         # Lightning asks at the epoch's last step, and knows no validation after the last epoch whatever its number.
@@ -151,7 +194,7 @@ class ClassifierModule(LightningModule):
 
     def _continue_epoch(self, state: MidEpochState) -> None:
         self.loss_meter.load_state_dict(state["loss"])
-        self._skipped_steps = state["skipped_steps"]
+        self.step_runner.skipped.fill_(state["skipped_steps"])
         # A part of an epoch has no images/s of its own.
         self._rate_first_step = None
         if self.trainer.is_global_zero:
@@ -159,22 +202,23 @@ class ClassifierModule(LightningModule):
             if self.device.type == "cuda" and state["rng_cuda"] is not None:
                 torch.cuda.set_rng_state(state["rng_cuda"], self.device)
 
-    def training_step(self, micro_batches: list[Batch], batch_idx: int) -> None:
-        optimizer = self.optimizers()
+    def training_step(self, work: Callable[[Callable[[list[Batch]], None]], None], batch_idx: int) -> None:
+        work(self.train_step)
+
+    def train_step(self, micro_batches: list[Batch]) -> None:
+        """One optimizer step."""
         epoch = self.epoch_plan
         set_hyperparameters(
-            cast(Optimizer, optimizer),
+            self.step_runner.optimizer,
             lr=self.schedule.lr(self.step),
             momentum=self.schedule.momentum(self.step),
             epochs_done=self.plan.epochs_done(self.step),
         )
-        loss = self.accumulate(micro_batches)
-        scale = self._loss_scale()
-        optimizer.step()  # type: ignore[union-attr]
-        if scale is not None and cast(float, self._loss_scale()) < scale:
-            self._skipped_steps += 1
-        optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
-        self.loss_meter.add(loss)
+        self.loss_meter.add(self.step_runner.run(micro_batches))
+        # Lightning counts what goes through its own optimizers: its global_step is this count.
+        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        progress.increment_completed()
         self.step += 1
         in_epoch = self.step - epoch.first_step
         if in_epoch == self._rate_first_step and in_epoch < epoch.steps:
@@ -182,31 +226,10 @@ class ClassifierModule(LightningModule):
         if in_epoch % self.config.trainer.log_every_steps == 0 or in_epoch == epoch.steps:
             self.check_loss()
 
-    def accumulate(self, micro_batches: list[Batch]) -> torch.Tensor:
-        """Gradients of one optimizer step, the mean over its micro-batches and ranks; returns the loss."""
-        total = torch.zeros((), device=self.device)
-        last = len(micro_batches) - 1
-        for k, batch in enumerate(micro_batches):
-            loss = self.loss(batch) / len(micro_batches)
-            with self._no_gradient_sync() if k < last else contextlib.nullcontext():
-                self.manual_backward(loss)
-            total += loss.detach()
-        return total
-
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """Cross-entropy of one micro-batch with label smoothing, in fp32."""
-        logits = self.network(self.normalize(batch.images_nhwc))
-        return F.cross_entropy(logits.float(), batch.labels, label_smoothing=self.config.trainer.label_smoothing)
-
-    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        # Lightning calls this with unscaled gradients, so that fp16 is clipped at its true norm.
-        if self.config.optimizer.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimizer.clip_norm)
-
     def check_loss(self) -> None:
         """Look at the loss on the device; ends the run when it has diverged."""
         lr = self.schedule.lr(self.step - 1)
-        self.loss_meter.check(step=self.step, lr=lr, px=self.epoch_plan.px, scale=self._loss_scale())
+        self.loss_meter.check(step=self.step, lr=lr, px=self.epoch_plan.px, scale=self.step_runner.loss_scale())
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         epoch = self.epoch_plan
@@ -215,19 +238,6 @@ class ClassifierModule(LightningModule):
         if self.step == epoch.first_step + epoch.steps and not self.validates(epoch):
             self.check_weights()
             self.last_epoch = self._epoch_result(None)
-
-    @contextlib.contextmanager
-    def _no_gradient_sync(self) -> Iterator[None]:
-        wrapped = self.trainer.strategy.model
-        if isinstance(wrapped, DistributedDataParallel):
-            with wrapped.no_sync():
-                yield
-        else:
-            yield
-
-    def _loss_scale(self) -> float | None:
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        return float(scaler.get_scale()) if scaler is not None else None
 
     # --- validation ---
 
@@ -262,9 +272,9 @@ class ClassifierModule(LightningModule):
         self.share_buffers()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        # The plain forward: validation shapes are not worth a compilation each.
+        # The network alone is not compiled: validation shapes are not worth a compilation each.
         kind = self.config.trainer.test_time_augmentation
-        logits = predict(self.network.forward, self.normalize(batch.images_nhwc), kind)
+        logits = predict(self.network, self.objective.normalize(batch.images_nhwc), kind)
         self.accuracy_meter.add(logits.counting, batch.labels, batch.num_valid)
         if kind != NONE:
             self.plain_meter.add(logits.plain, batch.labels, batch.num_valid)
@@ -309,7 +319,7 @@ class ClassifierModule(LightningModule):
             batch_size=epoch.batch_size,
             images=epoch.steps * epoch.batch_size,
             stage=epoch.stage,
-            skipped_steps=self._skipped_steps,
+            skipped_steps=int(self.step_runner.skipped),
             rate_images=self.rate_meter.images,
             rate_seconds=self.rate_meter.seconds,
         )
@@ -331,13 +341,13 @@ class ClassifierModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["state_dict"] = {
-            key.removeprefix("network."): value
+            key.removeprefix(NETWORK): value
             for key, value in checkpoint["state_dict"].items()
-            if key.startswith("network.")
+            if key.startswith(NETWORK)
         }
         checkpoint["fasttrain_epoch_state"] = MidEpochState(
             loss=self.loss_meter.state_dict(),
-            skipped_steps=self._skipped_steps,
+            skipped_steps=int(self.step_runner.skipped),
             rng=torch.get_rng_state(),
             rng_cuda=torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         )

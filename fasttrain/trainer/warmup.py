@@ -12,38 +12,43 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from fasttrain.data.batch import Batch
 from fasttrain.errors import MachineError, Problem
 from fasttrain.trainer.meters import LossMeter
-from fasttrain.trainer.module import ClassifierModule
+from fasttrain.trainer.module import MAX_STEPS_TOGETHER, SECONDS_TOGETHER, ClassifierModule
+from fasttrain.trainer.step import StepShape
 
 log = logging.getLogger("fasttrain")
 
-# Steps of each shape: the first compiles and fills caches, the later ones let the kernels settle.
+# Uncaptured steps of each shape: the first compiles and fills caches, the later ones let the kernels settle.
 STEPS = {"cuda": 3, "cpu": 1}
 
 
 class WarmUp(Callback):
     """Trains on random pixels at each stage's shape when training starts, then restores everything.
 
-    Weights, buffers, gradients, optimizer, loss scaler, random numbers and Lightning's step counter are as
-    before, so the run equals one without warm-up. Compilation, cuDNN's choice of kernels and a lack of memory
-    show here and not in the last stage. On a GPU the shapes of the validation run once too.
+    On a GPU each shape's step is captured here as CUDA graphs (``trainer.capture``). Weights, buffers, gradients,
+    optimizer, loss scaler, random numbers and Lightning's step counter are as before, so the run equals one without
+    warm-up. Compilation, cuDNN's choice of kernels and a lack of memory show here and not in the last stage. On a
+    GPU the shapes of the validation run once too.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, ClassifierModule)
-        plan, device = pl_module.plan, pl_module.device
+        device = pl_module.device
         before = Snapshot(trainer, pl_module)
         pl_module.loss_meter = LossMeter(device)
-        remaining = [e for e in plan.epochs if e.first_step + e.steps > pl_module.step]
+        captures = wants_capture(pl_module)
         try:
-            for px, size in dict.fromkeys((e.px, plan.micro_batch(e)) for e in remaining):
-                with explain_out_of_memory("training", px, size):
-                    for _ in range(STEPS[device.type]):
-                        pl_module.step = before.step
-                        trainer.strategy.training_step([random_batch(pl_module, size, px, px)], 0)
+            for shape, stages in shapes_ahead(pl_module).items():
+                with explain_out_of_memory("training", shape.px, shape.size):
+                    if captures:
+                        captures = capture(trainer, pl_module, shape, stages)
+                    if not captures:
+                        train_uncaptured(trainer, pl_module, shape)
             if device.type == "cuda":
                 self._validation_shapes(trainer, pl_module)
         finally:
             before.restore(trainer, pl_module)
+        # Lightning has counted the first epoch's batches already, before it was known how many steps make up one.
+        trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")
 
     @staticmethod
     def _validation_shapes(trainer: Trainer, module: ClassifierModule) -> None:
@@ -57,8 +62,96 @@ class WarmUp(Callback):
         with torch.no_grad(), precision.val_step_context():
             for size, height, width in shapes:
                 with explain_out_of_memory("validation", max(height, width), size):
-                    module.network.forward(module.normalize(random_batch(module, size, height, width).images_nhwc))
+                    images = random_batch(module, size, height, width).images_nhwc
+                    module.network(module.objective.normalize(images))
         module.train()
+
+
+def shapes_ahead(module: ClassifierModule) -> dict[StepShape, list[int]]:
+    """The shapes of the steps that are left, in order of use, each with its stages."""
+    plan = module.plan
+    shapes: dict[StepShape, list[int]] = {}
+    for epoch in plan.epochs:
+        if epoch.first_step + epoch.steps > module.step:
+            dtype = module.data_path.train_dtype(epoch)
+            shape = StepShape(epoch.px, plan.micro_batch(epoch), epoch.accumulate, dtype)
+            stages = shapes.setdefault(shape, [])
+            if epoch.stage not in stages:
+                stages.append(epoch.stage)
+    return shapes
+
+
+def wants_capture(module: ClassifierModule) -> bool:
+    """Whether steps are to be captured; says once why not.
+
+    Raises:
+        MachineError: ``trainer.capture=true``, and something stands against it.
+    """
+    wanted = module.config.trainer.capture
+    if wanted == "false":
+        return False
+    reason = module.step_runner.why_not_captured()
+    if reason is None:
+        return True
+    not_captured(module, reason)
+    return False
+
+
+def not_captured(module: ClassifierModule, reason: str) -> None:
+    """Say why steps are not captured: an error where that was demanded, a line of the log otherwise.
+
+    Raises:
+        MachineError: ``trainer.capture=true``.
+    """
+    if module.config.trainer.capture == "true":
+        raise MachineError(Problem(f"trainer.capture=true: {reason}", "trainer.capture=auto"))
+    if module.device.type == "cuda" and module.trainer.is_global_zero:
+        log.info("trainer.capture=auto: steps are not captured: %s", reason)
+
+
+def capture(trainer: Trainer, module: ClassifierModule, shape: StepShape, stages: list[int]) -> bool:
+    """Capture a shape on every rank, or on none; returns whether it is."""
+    step = module.step_runner
+    failure: str | None = None
+
+    def work(train_step: Any) -> None:
+        nonlocal failure
+        batch = random_batch(module, shape.size, shape.px, shape.px, dtype=shape.dtype)
+        try:
+            seconds = step.capture(shape, batch.images_nhwc, batch.labels)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            failure = " ".join(str(error).split())[:300]
+        else:
+            for stage in stages:
+                module.steps_together[stage] = steps_together(seconds)
+
+    trainer.strategy.training_step(work, 0)
+    module.agree_on_steps_together(stages)
+    if module.any_rank(failure is not None):
+        step.forget_captures()
+        module.steps_together.clear()
+        not_captured(module, failure or "another rank could not")
+        return False
+    return True
+
+
+def steps_together(seconds: float) -> int:
+    """Steps of this length that make up one Lightning batch."""
+    return max(1, min(MAX_STEPS_TOGETHER, int(SECONDS_TOGETHER / seconds)))
+
+
+def train_uncaptured(trainer: Trainer, module: ClassifierModule, shape: StepShape) -> None:
+    """A few steps of one micro-batch each."""
+    step = module.step
+
+    def work(train_step: Any) -> None:
+        module.step = step
+        train_step([random_batch(module, shape.size, shape.px, shape.px, dtype=shape.dtype)])
+
+    for _ in range(STEPS[module.device.type]):
+        trainer.strategy.training_step(work, 0)
 
 
 class explain_out_of_memory:  # noqa: N801 - a context manager reads as a verb
@@ -80,10 +173,15 @@ class explain_out_of_memory:  # noqa: N801 - a context manager reads as a verb
             ) from error
 
 
-def random_batch(module: ClassifierModule, size: int, height: int, width: int) -> Batch:
-    """A batch of random pixels and labels on the module's device."""
-    device = module.device
-    images = torch.randint(0, 256, (size, height, width, 3), dtype=torch.uint8, device=device)
+def random_batch(
+    module: ClassifierModule, size: int, height: int, width: int, *, dtype: torch.dtype = torch.uint8
+) -> Batch:
+    """A batch of random pixels and labels on the module's device; floating point: as if normalised."""
+    device, shape = module.device, (size, height, width, 3)
+    if dtype == torch.uint8:
+        images = torch.randint(0, 256, shape, dtype=dtype, device=device)
+    else:
+        images = torch.randn(shape, dtype=dtype, device=device)
     labels = torch.randint(0, module.num_classes, (size,), device=device)
     return Batch(images_nhwc=images, labels=labels, num_valid=size)
 
@@ -105,12 +203,37 @@ class Snapshot:
         """Put it all back, in place."""
         module.step = self.step
         module.network.load_state_dict(self.weights)
-        for parameter in module.network.parameters():
-            parameter.grad = None
-        trainer.optimizers[0].load_state_dict(self.optimizer)
+        if module.step_runner.captured:
+            # The graphs' gradients stay theirs, and the averages that they change stay where they are.
+            restore_in_place(trainer.optimizers[0], self.optimizer)
+        else:
+            trainer.optimizers[0].load_state_dict(self.optimizer)
+        trainer.optimizers[0].zero_grad(set_to_none=True)
+        module.step_runner.skipped.zero_()
         trainer.precision_plugin.load_state_dict(self.precision)
         progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.load_state_dict(self.progress)
         torch.set_rng_state(self.rng)
         if self.rng_cuda is not None:
             torch.cuda.set_rng_state(self.rng_cuda, module.device)
+
+
+def restore_in_place(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Give an optimizer's tensors their saved values without moving them.
+
+    An average that did not exist becomes zero, which is where each optimizer that can be captured starts it.
+
+    Args:
+        optimizer: Whose steps are captured.
+        saved: Its ``state_dict()`` from before, copied.
+    """
+    index = 0
+    for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        for key, value in group.items():
+            if isinstance(value, torch.Tensor):
+                value.fill_(float(before[key]))
+        for parameter in group["params"]:
+            old = saved["state"].get(index, {})
+            for key, value in optimizer.state.get(parameter, {}).items():
+                value.copy_(old[key]) if key in old else value.zero_()
+            index += 1

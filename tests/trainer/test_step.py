@@ -13,22 +13,33 @@ import torch
 
 from fasttrain.trainer.meters import MAX_NON_FINITE, AccuracyMeter, LossMeter
 from fasttrain.trainer.module import ClassifierModule
+from fasttrain.trainer.step import StepRunner
 
 Train = Callable[..., int]
 
 
+@pytest.fixture
+def gradients(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """All gradients in one row, as each optimizer step of this process meets them."""
+    seen: list[torch.Tensor] = []
+    original = StepRunner.__init__
+
+    def watch(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        seen.append(torch.cat([parameter.grad.flatten() for parameter in parameters]).clone())
+
+    def init(self: StepRunner, objective: Any, optimizer: torch.optim.Optimizer, **rest: Any) -> None:
+        original(self, objective, optimizer, **rest)
+        optimizer.register_step_pre_hook(watch)
+
+    monkeypatch.setattr(StepRunner, "__init__", init)
+    return seen
+
+
 def test_accumulated_gradients_equal_those_of_the_whole_batch(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_tiny: Train, tmp_path: Path, gradients: list[torch.Tensor]
 ) -> None:
     # Without BatchNorm, whose statistics are those of a micro-batch, only the order of the sums differs.
-    gradients: list[torch.Tensor] = []
-    original = ClassifierModule.on_before_optimizer_step
-
-    def hook(self: ClassifierModule, optimizer: Any) -> None:
-        original(self, optimizer)
-        gradients.append(torch.cat([p.grad.flatten() for p in self.network.parameters()]).clone())
-
-    monkeypatch.setattr(ClassifierModule, "on_before_optimizer_step", hook)
     common = ["model.name=test_vit", "model.args={img_size: 32}", "trainer.steps_per_stage=1"]
     common += ["stages=[{epochs: 1, px: 32, min_area: 0.35, batch_size: 16, val_px: 32}]"]
     common += ["schedule.warmup_epochs=0"]
@@ -39,18 +50,10 @@ def test_accumulated_gradients_equal_those_of_the_whole_batch(
     assert (whole - parts).norm() / whole.norm() < 1e-5
 
 
-def test_gradients_are_clipped_to_the_norm(train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    norms: list[float] = []
-    original = ClassifierModule.on_before_optimizer_step
-
-    def hook(self: ClassifierModule, optimizer: Any) -> None:
-        original(self, optimizer)
-        norms.append(float(torch.cat([p.grad.flatten() for p in self.network.parameters()]).norm()))
-
-    monkeypatch.setattr(ClassifierModule, "on_before_optimizer_step", hook)
+def test_gradients_are_clipped_to_the_norm(train_tiny: Train, tmp_path: Path, gradients: list[torch.Tensor]) -> None:
     assert train_tiny(f"run_dir={tmp_path / 'run'}", "optimizer.clip_norm=0.01", "trainer.steps_per_stage=2") == 0
-    assert norms
-    assert max(norms) <= 0.01 * (1 + 1e-4)
+    assert gradients
+    assert max(float(gradient.norm()) for gradient in gradients) <= 0.01 * (1 + 1e-4)
 
 
 def test_the_optimizer_uses_the_plans_learning_rates(

@@ -212,14 +212,14 @@ def _figures(run: Run) -> dict[str, Any]:
 
 
 def _with_final_validation(result: Mapping[str, Any]) -> str:
-    seconds = result.get("seconds_with_final_validation")
+    seconds = result["seconds_with_final_validation"]
     return "n/a" if seconds is None else _time(seconds)
 
 
 def _with_views(result: Mapping[str, Any]) -> dict[str, Any]:
     """What test-time augmentation does to the accuracy; nothing where there is none."""
-    kind = result.get("test_time_augmentation", "none")
-    if kind == "none":
+    kind = result["test_time_augmentation"]
+    if kind in (None, "none"):
         return {}
     return {"test-time augmentation": kind, "last top1 without it": _percent(result["plain_top1"])}
 

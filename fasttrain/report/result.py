@@ -41,7 +41,7 @@ KEYS = (
 )
 
 
-# Keys that files of version 0.1.0 lack; such files are read too.
+# Keys that the files of older versions lack; such files are read too.
 LATER_KEYS = ("seconds_with_final_validation", "test_time_augmentation", "plain_top1")
 
 
@@ -132,6 +132,9 @@ def time_line(result: Mapping[str, Any], rows: Sequence[Row], *, planned_epochs:
     """
     metric, target = result["target"]["metric"], wanted(result["target"]["value"])
     place = f"on {result['hardware']}; N={result['num_val']}"
+    views = result["test_time_augmentation"]
+    if views not in (None, "none"):
+        place += f"; test-time augmentation {views}"
     if result["reached"]:
         return (
             f"time to {target}% {metric}: {duration(result['seconds_to_target'])} "

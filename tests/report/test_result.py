@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from fasttrain.report.callback import seconds_line
 from fasttrain.report.facts import RunFacts
 from fasttrain.report.result import accuracy, cost_usd, duration, wanted
 from tests.report.conftest import TinyRun, make_results
@@ -91,3 +92,17 @@ def test_cost_is_the_price_of_the_hours() -> None:
     assert cost_usd(329.60, 157.55) == pytest.approx(14.42, abs=0.005)
     assert cost_usd(None, 157.55) is None
     assert cost_usd(329.60, None) is None
+
+
+def test_the_final_validation_is_counted_where_there_was_one(make_facts: MakeFacts) -> None:
+    result = TinyRun(make_facts()).whole()
+    # Three epochs of 10 s, and the last one's validation of 3 s.
+    assert (result["seconds"], result["seconds_with_final_validation"]) == (30.0, 33.0)
+    assert seconds_line(result) == "training: 0:00:30; with the final validation: 0:00:33"
+    at_target = TinyRun(make_facts("at_target"), results=make_results()[:2]).whole()
+    assert at_target["seconds_with_final_validation"] == 23.0
+
+
+def test_the_line_names_the_views_that_count(make_facts: MakeFacts) -> None:
+    run = TinyRun(make_facts(trainer={"test_time_augmentation": "flip"}))
+    assert run.report.line(run.whole()).endswith("N=50; test-time augmentation flip")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -117,3 +118,22 @@ def test_two_ranks_have_one_first_layer(settings: list[str], tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     one, two = (weights(tmp_path / name)["whitening.weight"] for name in ("one", "two"))
     assert torch.allclose(one, two, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", ["true", "false"])
+def test_a_captured_step_reads_the_first_layer_that_images_have_set(
+    settings: list[str], cifar: Path, tmp_path: Path, compiled: str
+) -> None:
+    """The graphs are captured before: what is set afterwards must be what they replay."""
+    on_gpu = ["trainer.accelerator=gpu", f"trainer.compile={compiled}"]
+    losses = {}
+    for capture in ("true", "false"):
+        run_dir = tmp_path / capture
+        assert main(["train", *settings, *on_gpu, f"trainer.capture={capture}", f"run_dir={run_dir}"]) == 0
+        with (run_dir / "metrics.csv").open(newline="") as file:
+            losses[capture] = [float(row["train_loss"]) for row in csv.DictReader(file)]
+    assert losses["true"] == pytest.approx(losses["false"], rel=1e-2)
+    found, wanted = weights(tmp_path / "true")["whitening.weight"].cpu(), expected_filters(cifar)
+    signs = torch.sign((found[:12] * wanted).sum(dim=(1, 2, 3)))[:, None, None, None]
+    assert torch.allclose(found[:12], signs * wanted, rtol=1e-2, atol=1e-2)

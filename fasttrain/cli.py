@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from fasttrain.config.compose import ComposedRun
 from fasttrain.report.console import configure_logging
 from fasttrain.report.run_dir import continues, holds_run, open_run_dir
 from fasttrain.run import planning
+from fasttrain.run.environment import prepare_environment
 from fasttrain.run.exits import exit_code_of
 from fasttrain.strategy.launch import handed_over, launch_ranks
 from fasttrain.strategy.world import find_world
@@ -63,9 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after the program's name; None for the process's own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # OpenMP reads it when torch is imported. Threads that spin while they wait take the cores from the decoders and
-    # from other programs: with a second run on 2 cores, quickstart fell from 900 to 30 images/s; asleep, to 450.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    prepare_environment()
     try:
         return commands.dispatch(arguments, train)
     except BaseException as error:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -135,6 +136,10 @@ class ReportCallback(Callback):
             self._write_tables()
             log.info(epoch_line(row, self.facts))
         return row
+
+    def note(self, notes: Mapping[str, str]) -> None:
+        """Further lines for the report, label to text."""
+        self.facts = replace(self.facts, notes={**self.facts.notes, **notes})
 
     def reopen(self) -> None:
         """Let ``finish`` write although no training comes before it: the report of a run that ended without one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shlex
 import time
@@ -60,6 +61,8 @@ def run_sweep(overrides: list[str], config_dir: Path | None, train: Callable[[Co
         else:
             if not run.config.dry_run:
                 trained.append(path)
+        # Trainer and network know each other: without this a job's captured graphs would keep the GPU's memory.
+        gc.collect()
     _print_end(len(jobs), len(failures), trained, folder)
     return failures[0] if failures else 0
 

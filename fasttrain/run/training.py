@@ -33,6 +33,7 @@ from fasttrain.strategy.lightning import build_strategy
 from fasttrain.strategy.world import World
 from fasttrain.trainer import fit as trainer_fit
 from fasttrain.trainer.checkpoints import Checkpoints
+from fasttrain.trainer.compiled import compile_objective
 from fasttrain.trainer.first_images import InitializedFromImages, InitializeFromImages
 from fasttrain.trainer.module import ClassifierModule
 from fasttrain.trainer.objective import Objective
@@ -120,11 +121,7 @@ def build(
     data = build_data_path(config, images, plan, device=device, rank=world.rank, world_size=world.size)
     module = ClassifierModule(
         config,
-        Objective(
-            network,
-            Normalize(tuple(config.data.mean), tuple(config.data.std)),
-            label_smoothing=config.trainer.label_smoothing,
-        ),
+        _objective(config, network, plan),
         plan,
         schedule,
         data,
@@ -167,6 +164,16 @@ def _looks_at_images(network: nn.Module, config: RunConfig, checkpoint: FoundChe
     """Whether the network's first weights come from images, and not from a checkpoint."""
     has_weights = checkpoint is not None or config.model.init_from is not None
     return isinstance(network, InitializedFromImages) and not has_weights
+
+
+def _objective(config: RunConfig, network: nn.Module, plan: Plan) -> Objective:
+    if config.trainer.channels_last:
+        network.to(memory_format=torch.channels_last)
+    normalize = Normalize(tuple(config.data.mean), tuple(config.data.std))
+    objective = Objective(network, normalize, label_smoothing=config.trainer.label_smoothing)
+    if config.trainer.compile:
+        return compile_objective(objective, config, num_shapes=len(plan.shapes()))
+    return objective
 
 
 def _report(
@@ -230,6 +237,7 @@ def report_finished(
 
 def finish(parts: Parts) -> int:
     """Write the report and print its one line; returns the exit code 0, for a missed target too."""
+    parts.report.note(parts.module.step_notes())
     result = parts.report.finish()
     log.info("report: %s", parts.report.facts.run_dir / "report" / "report.html")
     log.info(parts.report.line(result))

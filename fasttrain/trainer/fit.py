@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-import torch
-import torch._dynamo
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.strategies import Strategy
@@ -78,12 +76,6 @@ def fit(
     for message in EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", message)
     module.train()
-    if config.trainer.channels_last:
-        module.network.to(memory_format=torch.channels_last)
-    if config.trainer.compile:
-        # Each shape is compiled once (warm-up does it); more shapes than this would fall back to eager in silence.
-        torch._dynamo.config.recompile_limit = max(8, 2 * len(module.plan.shapes()))
-        module.objective.compile(dynamic=False)
     bars = [RichProgressBar(refresh_rate=10)] if progress_bar else []
     trainer = Trainer(
         accelerator=accelerator,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 import torch
@@ -17,12 +19,15 @@ from fasttrain.errors import FasttrainError, Problem, TrainingError
 from fasttrain.optimizer.build import build_optimizer, set_hyperparameters
 from fasttrain.schedule.schedule import Schedule
 from fasttrain.stages import EpochPlan, Plan
+from fasttrain.trainer.compiled import compiled_graphs
 from fasttrain.trainer.epoch_steps import EpochSteps, seed_epoch
 from fasttrain.trainer.meters import RATE_SKIP_STEPS, AccuracyMeter, LossMeter, RateMeter
 from fasttrain.trainer.objective import Objective
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5, EpochResult
 from fasttrain.trainer.step import StepRunner
 from fasttrain.trainer.views import NONE, predict
+
+log = logging.getLogger("fasttrain")
 
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -42,6 +47,21 @@ class MidEpochState(TypedDict):
     rng_cuda: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class WarmedUp:
+    """What the warm-up took.
+
+    Attributes:
+        seconds: Of it.
+        graphs: Compiled in it.
+        total_graphs: Compiled by this process up to its end.
+    """
+
+    seconds: float
+    graphs: int
+    total_graphs: int
+
+
 class ClassifierModule(LightningModule):
     """Trains one network by a plan; Lightning drives it.
 
@@ -54,6 +74,8 @@ class ClassifierModule(LightningModule):
         step: Optimizer steps completed, equal to Lightning's ``global_step``.
         step_runner: How a step is run; set when Lightning has built optimizer and strategy.
         steps_together: Steps in one Lightning batch, by stage.
+        warmed_up: What the warm-up took; None before it.
+        why_not_captured: What stands against captured steps; None where they are, and before the warm-up.
         last_epoch: What the newest epoch gave; None before the end of the first.
     """
 
@@ -80,6 +102,8 @@ class ClassifierModule(LightningModule):
         self.step = 0
         self.last_epoch: EpochResult | None = None
         self.steps_together: dict[int, int] = {}
+        self.warmed_up: WarmedUp | None = None
+        self.why_not_captured: str | None = None
         self._rate_first_step: int | None = None
         self._resumed: MidEpochState | None = None
 
@@ -336,6 +360,20 @@ class ClassifierModule(LightningModule):
         if self.trainer.world_size > 1:
             for tensor in tensors:
                 torch.distributed.broadcast(tensor, src=0)
+
+    # --- what the report says of the step ---
+
+    def step_notes(self) -> dict[str, str]:
+        """How steps were run, label to text; a graph compiled after the clock started is said aloud."""
+        notes = {"captured_step": "yes" if self.step_runner.captured else f"no: {self.why_not_captured}"}
+        if self.warmed_up is not None and self.config.trainer.compile:
+            late = compiled_graphs() - self.warmed_up.total_graphs
+            notes["compiled_graphs"] = (
+                f"{self.warmed_up.graphs} in the warm-up, which took {self.warmed_up.seconds:.1f} s; {late} later"
+            )
+            if late:
+                log.warning("%d graphs were compiled after the clock had started", late)
+        return notes
 
     # --- checkpoints ---
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fasttrain.data.batch import Batch
 from fasttrain.errors import MachineError, Problem
+from fasttrain.trainer.compiled import compiled_graphs
 from fasttrain.trainer.meters import LossMeter
-from fasttrain.trainer.module import MAX_STEPS_TOGETHER, SECONDS_TOGETHER, ClassifierModule
+from fasttrain.trainer.module import MAX_STEPS_TOGETHER, SECONDS_TOGETHER, ClassifierModule, WarmedUp
 from fasttrain.trainer.step import StepShape
 
 log = logging.getLogger("fasttrain")
@@ -33,7 +35,7 @@ class WarmUp(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, ClassifierModule)
         device = pl_module.device
-        before = Snapshot(trainer, pl_module)
+        before, graphs, started = Snapshot(trainer, pl_module), compiled_graphs(), time.monotonic()
         pl_module.loss_meter = LossMeter(device)
         captures = wants_capture(pl_module)
         try:
@@ -49,6 +51,9 @@ class WarmUp(Callback):
             before.restore(trainer, pl_module)
         # Lightning has counted the first epoch's batches already, before it was known how many steps make up one.
         trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")
+        pl_module.warmed_up = WarmedUp(
+            seconds=time.monotonic() - started, graphs=compiled_graphs() - graphs, total_graphs=compiled_graphs()
+        )
 
     @staticmethod
     def _validation_shapes(trainer: Trainer, module: ClassifierModule) -> None:
@@ -89,6 +94,7 @@ def wants_capture(module: ClassifierModule) -> bool:
     """
     wanted = module.config.trainer.capture
     if wanted == "false":
+        module.why_not_captured = "trainer.capture=false"
         return False
     reason = module.step_runner.why_not_captured()
     if reason is None:
@@ -103,6 +109,7 @@ def not_captured(module: ClassifierModule, reason: str) -> None:
     Raises:
         MachineError: ``trainer.capture=true``.
     """
+    module.why_not_captured = reason
     if module.config.trainer.capture == "true":
         raise MachineError(Problem(f"trainer.capture=true: {reason}", "trainer.capture=auto"))
     if module.device.type == "cuda" and module.trainer.is_global_zero:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -129,3 +130,10 @@ def test_a_step_that_reads_values_back_falls_back(
     assert train_tiny(*ON_GPU, f"run_dir={tmp_path / 'run'}") == 0
     assert "steps are not captured" in (tmp_path / "run" / "train.log").read_text()
     assert train_tiny(*ON_GPU, "trainer.capture=true", f"run_dir={tmp_path / 'demanded'}") == 4
+
+
+def test_a_report_says_how_steps_were_run(train_tiny: Train, tmp_path: Path) -> None:
+    assert train_tiny(f"run_dir={tmp_path / 'run'}", "trainer.steps_per_stage=1") == 0
+    misc = json.loads((tmp_path / "run" / "report" / "dawnbench.json").read_text())["misc"]
+    assert misc["captured_step"] == "no: the step runs on the CPU"
+    assert "compiled_graphs" not in misc

@@ -25,7 +25,7 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
         num_classes: Outputs of the classifier.
 
     Returns:
-        A timm network: float32 images NCHW in, logits ``[N, num_classes]`` out.
+        The network: float32 images NCHW in, logits ``[N, num_classes]`` out.
 
     Raises:
         ConfigError: An unknown name or argument, an option that finds nothing to act on, or weights of

@@ -91,6 +91,7 @@ def test_a_resume_keeps_the_epochs_without_validation(
         patched.setattr(ClassifierModule, "on_train_batch_end", stop)
         assert train_tiny(f"run_dir={tmp_path / 'run'}", *settings) == 130
     assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
+    assert column(tmp_path / "run", "epoch") == ["1"]
     assert train_tiny(f"run_dir={tmp_path / 'run'}", "resume=auto", *settings) == 0
     assert (tmp_path / "run/checkpoints/best.ckpt").exists()
     for name in ("top1", "step", "train_loss"):

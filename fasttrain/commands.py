@@ -21,7 +21,7 @@ READER_GONE = 141
 USAGE = """usage: fasttrain COMMAND ...
 
   train recipe=NAME key=value ...    train by a recipe (fasttrain train --help lists all settings)
-  prepare NAME --root PATH           make or check a data set
+  prepare NAME --root PATH           make, unpack or check a data set
   eval CKPT --root PATH              accuracy of a checkpoint
   report RUN_DIR [RUN_DIR ...]       one run's page, or several runs compared
 """
@@ -99,15 +99,19 @@ def _train_flags() -> argparse.ArgumentParser:
 
 
 def prepare_command(arguments: Sequence[str]) -> int:
-    """``fasttrain prepare NAME --root PATH [--check]``."""
-    from fasttrain.data.prepare import prepare
+    """``fasttrain prepare NAME --root PATH [--check | --archives DIR [--verify] | --from FILE_OR_URL]``."""
+    from fasttrain.data.prepare import Sources, prepare
 
-    parser = argparse.ArgumentParser(prog="fasttrain prepare", description="Make or check a data set.")
+    parser = argparse.ArgumentParser(prog="fasttrain prepare", description="Make, unpack or check a data set.")
     parser.add_argument("name", help="shapes, imagenet, imagenette or cifar10")
     parser.add_argument("--root", type=Path, help="its folder (shapes: data/shapes)")
     parser.add_argument("--check", action="store_true", help="only look at what is there")
+    parser.add_argument("--archives", type=Path, help="imagenet: folder with its three archives (default: --root)")
+    parser.add_argument("--verify", action="store_true", help="imagenet: compare the archives' md5 sums first")
+    parser.add_argument("--from", dest="source", metavar="FILE_OR_URL", help="imagenette, cifar10: its archive")
     flags = parser.parse_args(arguments)
-    print(prepare(flags.name, flags.root, check=flags.check))
+    sources = Sources(archives=flags.archives, source=flags.source, verify=flags.verify)
+    print(prepare(flags.name, flags.root, check=flags.check, sources=sources))
     return 0
 
 

@@ -90,6 +90,8 @@ class DataConfig:
     root: str | None = path("/path/to/images")
     backend: str = choice("auto", "dali", "torchvision", "synthetic")
     workers: int = number(ge=0, le=256, unit="threads of a rank", example="8")
+    on_bad_file: str = choice("fail", "skip")
+    val_labels: str | None = path("/path/to/ILSVRC2012_validation_ground_truth.txt")
     holdout_frac: float = number(ge=0, lt=1, unit="share of the training images", example="0.1")
     num_train: int | None = number(ge=1, unit="images", example="1281167")
     num_val: int | None = number(ge=1, unit="images", example="50000")
@@ -100,6 +102,10 @@ class DataConfig:
     pad_px: int = number(ge=0, le=64, unit="pixels", example="4")
     flip: str = choice("random", "alternating", "none")
     val_crop_frac: float = number(gt=0, le=1, unit="share of the resized short side", example="0.875")
+    num_shards: int | None = number(ge=1, le=4096, unit="fixed parts of the training images", example="8")
+    cache: str = choice("auto", "gpu", "host", "off")
+    cache_px: int | None = number(ge=8, le=1024, unit="pixels", example="160")
+    cache_dir: str | None = path("/path/to/cache")
 
 
 @dataclass(frozen=True)

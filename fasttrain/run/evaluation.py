@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 
 from fasttrain.config.compose import load_run
 from fasttrain.config.schema import RunConfig, StageConfig
+from fasttrain.data.layout import is_sorted_into_classes
 from fasttrain.data.path import build_data_path
 from fasttrain.data.prepare import as_flags
 from fasttrain.data.preprocess import Normalize
@@ -121,9 +123,12 @@ def _open(checkpoint: Path) -> dict[str, Any]:
 
 def _config(config: RunConfig, root: Path | None) -> RunConfig:
     """The run's config for one device of this machine, whatever it was trained on, and for any number of images."""
-    data = config.data
+    # A single pass gains nothing from a cache.
+    data = replace(config.data, cache="off", cache_dir=None)
     if root is not None:
         data = replace(data, root=str(root.expanduser().resolve()))
+        if is_sorted_into_classes(os.path.join(str(data.root), "val")):
+            data = replace(data, val_labels=None)
     if root is not None or data.backend != "synthetic":
         backend = "torchvision" if data.backend == "torchvision" else "auto"
         data = replace(data, backend=backend, num_train=None, num_val=None, num_classes=None)

@@ -135,6 +135,7 @@ def build(
         "preprocessing": preprocessing_description(config),
         "recipe": config.recipe,
         "classes": list(images.classes),
+        "skipped_files": [os.path.relpath(path, images.root) for path, _ in images.skipped],
     }
     callbacks: list[Callback] = [
         *([Resume(checkpoint.content, checkpoint.path)] if checkpoint else []),
@@ -201,7 +202,9 @@ def _report(
     )
     started = left.process_start if left else process_start_time()
     wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else None
-    return ReportCallback(facts, Clock(started, synchronize=wait))
+    report = ReportCallback(facts, Clock(started, synchronize=wait))
+    report.skipped_files = [path for path, _ in images.skipped]
+    return report
 
 
 def fit(parts: Parts) -> None:

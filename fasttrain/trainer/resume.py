@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fasttrain.trainer.module import ClassifierModule
 log = logging.getLogger("fasttrain")
 
 # Settings of model and data that change where or how fast, not what is trained.
-HARMLESS = ("data.root", "data.workers", "data.backend")
+HARMLESS = ("data.root", "data.workers", "data.backend", "data.cache_dir")
 
 # Classes that a message names; the rest it counts.
 MAX_NAMED = 5
@@ -107,12 +108,13 @@ def check_resume(
         force: Accept other model and data settings.
 
     Raises:
-        DataError: The data's classes are others, so that labels would be shifted.
+        DataError: The data's classes are others, so that labels would be shifted; other files are left out.
         ConfigError: Model or data settings differ (unless ``force``), or the epochs behind the checkpoint's
             position are other ones in this plan.
     """
     header = content["fasttrain"]
     check_classes(header, path, images, fix="give data.root the data set on which it was trained")
+    _check_skipped(header, path, images)
     differences = [
         (key, old, new)
         for key, old, new in config_diff(load_run(header["config"]).values, config)
@@ -141,6 +143,22 @@ def check_resume(
                 *refused,
                 Problem("a resume with other model or data settings is another run", "resume_force=true"),
             ]
+        )
+
+
+def _check_skipped(header: dict[str, Any], path: Path, images: Scan) -> None:
+    """See that the same files are left out as before: with others, the rest of the epoch would be other images."""
+    before = set(header.get("skipped_files") or ())
+    now = {os.path.relpath(skipped, images.root) for skipped, _ in images.skipped}
+    differing = sorted(before ^ now)
+    if differing:
+        more = f" and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
+        raise DataError(
+            Problem(
+                f"{len(before)} files could not be decoded and were left out when {path} was written, now {len(now)}; "
+                f"they differ in {', '.join(differing[:MAX_NAMED])}{more}",
+                "bring these files back to what they were, or start a new run",
+            )
         )
 
 

@@ -78,7 +78,7 @@ def shapes_ahead(module: ClassifierModule) -> dict[StepShape, list[int]]:
     shapes: dict[StepShape, list[int]] = {}
     for epoch in plan.epochs:
         if epoch.first_step + epoch.steps > module.step:
-            dtype = module.data_path.train_dtype(epoch)
+            dtype = module.data_path.train_dtype(epoch.px)
             shape = StepShape(epoch.px, plan.micro_batch(epoch), epoch.accumulate, dtype)
             stages = shapes.setdefault(shape, [])
             if epoch.stage not in stages:

@@ -18,6 +18,8 @@ DATA = {
     "root": None,
     "backend": "torchvision",
     "workers": 2,
+    "on_bad_file": "fail",
+    "val_labels": None,
     "holdout_frac": 0.0,
     "num_train": None,
     "num_val": None,
@@ -28,6 +30,10 @@ DATA = {
     "pad_px": 4,
     "flip": "random",
     "val_crop_frac": 0.875,
+    "num_shards": None,
+    "cache": "off",
+    "cache_px": None,
+    "cache_dir": None,
 }
 
 
@@ -59,9 +65,8 @@ def make_config(stages: list[dict[str, Any]] | None = None, **settings: Any) -> 
 
     The rooms that the data path does not read are None.
     """
-    run: dict[str, Any] = dict.fromkeys(
-        ("target", "optimizer", "schedule", "strategy", "trainer", "report", "run_dir", "resume")
-    )
+    run: dict[str, Any] = dict.fromkeys(("target", "optimizer", "schedule", "strategy", "report", "run_dir", "resume"))
+    run |= {"trainer": type("Trainer", (), {"precision": "fp32", "devices": 1, "num_nodes": 1})}
     run |= {"recipe": "x", "seed": 1, "dry_run": False, "deterministic": False, "debug": False}
     run |= {"resume_force": False, "model": type("Model", (), {"num_classes": settings.pop("model_classes", None)})}
     run |= {key[4:]: settings.pop(key) for key in list(settings) if key.startswith("run_")}

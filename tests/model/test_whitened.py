@@ -114,7 +114,7 @@ def test_leading_outputs_of_each_convolution_copy_its_inputs() -> None:
 def test_the_first_logits_are_the_heads_unit_weights_over_the_width() -> None:
     torch.manual_seed(2)
     network = build()
-    assert float(network.head.weight.std()) == pytest.approx(1, abs=1e-6)
+    assert float(network.head.weight.detach().std()) == pytest.approx(1, abs=1e-6)
     seen: list[torch.Tensor] = []
     network.head.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0]))
     logits = network(torch.randn(4, 3, 32, 32))

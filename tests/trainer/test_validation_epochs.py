@@ -13,6 +13,7 @@ import torch
 
 from fasttrain.cli import main
 from fasttrain.errors import Stopped
+from fasttrain.report.result import accuracy
 from fasttrain.trainer.module import ClassifierModule
 
 Train = Callable[..., int]
@@ -109,7 +110,7 @@ def test_the_accuracy_that_counts_is_with_the_views_and_the_plain_one_stands_bes
     assert with_views["test_time_augmentation"] == "flip_shift"
     # The views change no weight, so that the plain accuracy is that of the run without them.
     assert with_views["plain_top1"] == without["top1"]
-    assert f"(plain top1 {without['top1']:.2f})" in capsys.readouterr().out
+    assert f"(plain top1 {accuracy(without['top1'])})" in capsys.readouterr().out
     assert main(["eval", str(augmented / "checkpoints/last.ckpt"), "--json", str(tmp_path / "eval.json")]) == 0
     assert "; test-time augmentation flip_shift" in capsys.readouterr().out
     assert json.loads((tmp_path / "eval.json").read_text())["top1"] == pytest.approx(with_views["top1"], abs=1e-3)

@@ -174,6 +174,10 @@ class MuonSGDConfig(SGDConfig):
     newton_schulz_dtype: str = choice("auto", "fp32", "bf16")
     sgd_lr_scale: float = number(gt=0, unit="lr of SGD's parameters over lr", example="10")
     sgd_weight_decay: float = number(ge=0, lt=1, unit="per step, times SGD's lr", example="5e-5")
+    sgd_momentum: float | None = number(ge=0, lt=1, unit="share kept of SGD's last update", example="0.85")
+    norm_and_bias_lr_scale: float | None = number(gt=0, unit="lr of norm scales and biases over lr", example="10")
+    norm_and_bias_weight_decay: float | None = number(ge=0, lt=1, unit="per step, times their lr", example="5e-5")
+    normalize_weights: bool = text("false")
 
 
 @dataclass(frozen=True)
@@ -248,6 +252,8 @@ class TrainerConfig:
     jsd_alpha: float = number(ge=0, unit="weight of the divergence in the loss", example="12")
     mixup: MixupConfig = part()
     averaging: AveragingConfig = part()
+    validate_every_epochs: int | None = number(ge=1, unit="epochs", example="1")
+    test_time_augmentation: str = choice("none", "flip", "flip_shift")
     steps_per_stage: int | None = number(ge=1, unit="steps", example="30")
     log_every_steps: int = number(ge=1, unit="steps", example="50")
 

@@ -79,6 +79,18 @@ class DataPath(Protocol):
         """Images, height and width of each batch of ``val_batches``, to warm up with."""
         ...
 
+    def first_train_images(self, num_images: int, px: int) -> torch.Tensor:
+        """The training images with the lowest indices, without augmentation, the same on every rank.
+
+        Args:
+            num_images: How many; at most as many as there are.
+            px: Side of the images.
+
+        Returns:
+            [num_images, px, px, 3], as in ``Batch.images_nhwc``.
+        """
+        ...
+
     def close(self) -> None:
         """Give back threads, memory and files."""
         ...
@@ -155,6 +167,12 @@ class ImageDataPath:
     def val_shapes(self, px: int, *, rectangular: bool = False) -> list[tuple[int, int, int]]:
         """See ``DataPath``."""
         return [(len(b.rows), b.height, b.width) for b in self._val_plan(px, rectangular)]
+
+    def first_train_images(self, num_images: int, px: int) -> torch.Tensor:
+        """See ``DataPath``."""
+        request = Request(self._train, np.arange(num_images), px, px, CentreCrop(px, px, 1.0))
+        ((_, images_nhwc),) = self.backend.images([request])
+        return images_nhwc
 
     def close(self) -> None:
         """See ``DataPath``."""

@@ -1,4 +1,4 @@
-"""Networks by timm's names."""
+"""Networks by their names: timm's, and the own ones, which register themselves with timm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from fasttrain.config.schema import ModelConfig
 from fasttrain.errors import ConfigError, MachineError, Problem
-from fasttrain.model import batchnorm, hub
+from fasttrain.model import batchnorm, hub, whitened  # noqa: F401  (whitened is imported to be registered)
 from fasttrain.model.head import init_head
 from fasttrain.model.weights import load_weights
 
@@ -29,7 +29,7 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
         num_classes: Outputs of the classifier.
 
     Returns:
-        A timm network: float32 images NCHW in, logits ``[N, num_classes]`` out.
+        The network: float32 images NCHW in, logits ``[N, num_classes]`` out.
 
     Raises:
         ConfigError: An unknown name or argument, an option that finds nothing to act on, or weights of

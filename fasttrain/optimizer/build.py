@@ -25,7 +25,18 @@ from fasttrain.optimizer.rectified_lars import RectifiedLARS
 from fasttrain.optimizer.share import sgd_share
 
 # Settings of a group that the machine or the grouping decides, beside those named in the config.
-OF_THE_RUN = ("name", "lr_scale", "betas", "matrix", "trust", "fused", "foreach", "capturable")
+OF_THE_RUN = (
+    "name",
+    "lr_scale",
+    "own_momentum",
+    "trained_epochs",
+    "betas",
+    "matrix",
+    "trust",
+    "fused",
+    "foreach",
+    "capturable",
+)
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -57,7 +68,8 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
 def set_hyperparameters(optimizer: torch.optim.Optimizer, *, lr: float, momentum: float, epochs_done: float) -> None:
     """Set what the next update uses, in every group; to be called before each step.
 
-    Values held as tensors are filled in place.
+    Values held as tensors are filled in place. A group with ``trained_epochs`` (see ``groups.py``) has a learning
+    rate that falls, beside what the schedule does, linearly to zero in those epochs, and stays there.
 
     Args:
         optimizer: From ``build_optimizer``.
@@ -66,9 +78,10 @@ def set_hyperparameters(optimizer: torch.optim.Optimizer, *, lr: float, momentum
         epochs_done: Epochs completed after the update, fractional; the hybrid's transition goes by it.
     """
     for group in optimizer.param_groups:
-        _set(group, "lr", lr * group.get("lr_scale", 1.0))
+        left = max(0.0, 1 - epochs_done / group["trained_epochs"]) if "trained_epochs" in group else 1.0
+        _set(group, "lr", lr * group.get("lr_scale", 1.0) * left)
         if "momentum" in group:
-            _set(group, "momentum", momentum)
+            _set(group, "momentum", group.get("own_momentum", momentum))
         elif "betas" in group:
             group["betas"] = (momentum, *group["betas"][1:])
         if "sgd_share" in group:
@@ -121,11 +134,15 @@ def _build_sgd_like(config: RunConfig, options: SGDConfig, model: nn.Module) -> 
             sgd_lr_scale=options.sgd_lr_scale,
             sgd_weight_decay=options.sgd_weight_decay,
             decay_norm_and_bias=options.decay_norm_and_bias,
+            sgd_momentum=options.sgd_momentum,
+            norm_and_bias_lr_scale=options.norm_and_bias_lr_scale,
+            norm_and_bias_weight_decay=options.norm_and_bias_weight_decay,
         )
         return MuonSGD(
             with_batchnorm_bias_lr(groups, model, config.model.batchnorm.bias_lr_scale),
             newton_schulz_steps=options.newton_schulz_steps,
             newton_schulz_dtype=options.newton_schulz_dtype,
+            normalize_weights=options.normalize_weights,
             **shared,
         )
     groups = _plain_groups(config, model)

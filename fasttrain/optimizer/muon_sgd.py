@@ -37,6 +37,8 @@ class MuonSGD(MultiTensorOptimizer):
         o = newton_schulz(m) sqrt(max(1, rows / columns))
         w = (1 - lr weight_decay) w - lr o             weight decay is decoupled
 
+    With ``normalize_weights`` each weight is scaled to a norm of sqrt(rows) before that last line.
+
     The other groups are updated as by ``torch.optim.SGD(foreach=True)``, with coupled weight decay. One
     schedule drives both: ``lr_scale`` in a group says how its learning rate relates to it.
 
@@ -48,9 +50,11 @@ class MuonSGD(MultiTensorOptimizer):
         nesterov: Look-ahead momentum.
         newton_schulz_steps: Rounds of the orthogonalisation.
         newton_schulz_dtype: ``fp32``, ``bf16``, or ``auto``: bf16 on a GPU, the weights' own elsewhere.
+        normalize_weights: Keep each matrix's norm: only its direction is learned. For weights whose scale a
+            normalisation after them takes out.
         matrix: Whether a group's weights are matrices; the groups' own value goes first.
 
-    Source: kellerjordan.github.io/posts/muon; three rounds, momentum and the split by type:
+    Source: kellerjordan.github.io/posts/muon; three rounds, momentum, normalised weights and the split by type:
     airbench94_muon.py.
     """
 
@@ -64,6 +68,7 @@ class MuonSGD(MultiTensorOptimizer):
         nesterov: bool = True,
         newton_schulz_steps: int = 3,
         newton_schulz_dtype: str = "auto",
+        normalize_weights: bool = False,
         matrix: bool = True,
     ) -> None:
         defaults = {
@@ -73,6 +78,7 @@ class MuonSGD(MultiTensorOptimizer):
             "nesterov": nesterov,
             "newton_schulz_steps": newton_schulz_steps,
             "newton_schulz_dtype": newton_schulz_dtype,
+            "normalize_weights": normalize_weights,
             "matrix": matrix,
         }
         super().__init__(params, defaults)
@@ -86,9 +92,19 @@ class MuonSGD(MultiTensorOptimizer):
         directions = with_momentum(grads, buffers, group["momentum"], nesterov=group["nesterov"])
         dtype = _dtype(group["newton_schulz_dtype"], params[0])
         orthogonal = orthogonalise(directions, steps=group["newton_schulz_steps"], dtype=dtype)
+        if group["normalize_weights"]:
+            normalize_to_root_of_rows_(params)
         if group["weight_decay"] != 0:
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         add_scaled_(params, orthogonal, -group["lr"])
+
+
+def normalize_to_root_of_rows_(weights: Tensors) -> None:
+    """Scale each weight ``[rows, ...]`` in place to the norm sqrt(rows), that of orthonormal rows."""
+    norms = torch._foreach_norm(weights)
+    torch._foreach_add_(norms, EPS)
+    torch._foreach_div_(weights, norms)
+    torch._foreach_mul_(weights, [math.sqrt(len(weight)) for weight in weights])
 
 
 def orthogonalise(tensors: Tensors, *, steps: int, dtype: torch.dtype) -> Tensors:

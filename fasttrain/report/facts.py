@@ -85,6 +85,8 @@ def settings(facts: RunFacts) -> dict[str, Any]:
         "weight_decay": weight_decay_text(config.optimizer),
         "label_smoothing": config.trainer.label_smoothing,
         **regularisation(config),
+        "validated": validation_text(config),
+        "test_time_augmentation": config.trainer.test_time_augmentation,
         "precision": config.trainer.precision,
         "compiled": config.trainer.compile,
         "data_backend": facts.backend or config.data.backend,
@@ -133,6 +135,14 @@ def schedule_text(config: RunConfig) -> str:
     if schedule.scale_with_batch:
         words.append("scaled with the batch")
     return f"{schedule.kind}: " + ", ".join(words)
+
+
+def validation_text(config: RunConfig) -> str:
+    """After which epochs the network is validated."""
+    every = config.trainer.validate_every_epochs
+    if every == 1:
+        return "after every epoch"
+    return "after the last epoch" if every is None else f"every {every} epochs and after the last"
 
 
 def optimizer_text(optimizer: OptimizerConfig) -> str:

@@ -27,6 +27,7 @@ from fasttrain.strategy.world import World
 from fasttrain.trainer.evaluate import evaluate
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5
 from fasttrain.trainer.resume import check_classes, other_number, read_checkpoint, why_unreadable
+from fasttrain.trainer.views import NONE
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 VAL_PX = next(field.metadata for field in fields(StageConfig) if field.name == "val_px")
@@ -69,6 +70,7 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
     device = torch.device("cuda", 0) if choose_accelerator(config, world) == "gpu" else torch.device("cpu")
     plan = _plan(config, images)
     epoch = _epoch_of(header, plan)
+    augmentation = config.trainer.test_time_augmentation
     shown_px = epoch.val_px if px is None else px
     counts = _counts(content, config, images, plan, checkpoint, px=shown_px, epoch=epoch, device=device)
     has_top5 = images.num_classes >= MIN_CLASSES_FOR_TOP5
@@ -79,13 +81,15 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
     (counted, (top1, top5, num_val)), *others = accuracies.items()
     if json_file:
         figures = {"checkpoint": str(checkpoint), "weights": counted, "px": shown_px, "num_val": num_val}
+        figures["test_time_augmentation"] = augmentation
         raw: dict[str, float | None] = {f"{kind}_top1": other1 for kind, (other1, _, _) in others}
         raw |= {f"{kind}_top5": other5 for kind, (_, other5, _) in others}
         write_json(json_file, {**figures, "top1": top1, "top5": top5, **raw})
     whose = f" (stage {epoch.stage}'s)" if px is None else ""
+    views = "" if augmentation == NONE else f"; test-time augmentation {augmentation}"
     return "\n".join(
         f"{checkpoint}: top1 {one:.2f}%{f' top5 {five:.2f}%' if five is not None else ''} at {shown_px} px{whose}; "
-        f"N={count}; {kind} weights"
+        f"N={count}; {kind} weights{views}"
         for kind, (one, five, count) in accuracies.items()
     )
 
@@ -120,6 +124,7 @@ def _counts(
                 rectangular=epoch.rectangular_val,
                 device=device,
                 dtype=DTYPES[config.trainer.precision],
+                test_time_augmentation=config.trainer.test_time_augmentation,
             )
         finally:
             path.close()

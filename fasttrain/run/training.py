@@ -36,6 +36,7 @@ from fasttrain.strategy.world import World
 from fasttrain.trainer import fit as trainer_fit
 from fasttrain.trainer.checkpoints import Checkpoints
 from fasttrain.trainer.compiled import compile_objective
+from fasttrain.trainer.first_images import InitializedFromImages, InitializeFromImages
 from fasttrain.trainer.mixing import Mixing
 from fasttrain.trainer.module import ClassifierModule
 from fasttrain.trainer.objective import Objective
@@ -148,6 +149,7 @@ def build(
         trainer_fit.SignalsOn(signals),
         WarmUp(),
         report,
+        *([InitializeFromImages()] if _looks_at_images(network, config, checkpoint) else []),
         *([trainer_fit.StopAtTarget(config.target)] if config.target.stop else []),
         Checkpoints(run_dir / "checkpoints", header, config.target, signals, lambda: report.clock.paused("checkpoint")),
     ]
@@ -164,6 +166,12 @@ def build(
         report=report,
         signals=signals,
     )
+
+
+def _looks_at_images(network: nn.Module, config: RunConfig, checkpoint: FoundCheckpoint | None) -> bool:
+    """Whether the network's first weights come from images, and not from a checkpoint."""
+    has_weights = checkpoint is not None or config.model.init_from is not None
+    return isinstance(network, InitializedFromImages) and not has_weights
 
 
 def _objective(config: RunConfig, network: nn.Module, plan: Plan) -> Objective:

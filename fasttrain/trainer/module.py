@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, TypedDict, cast
 
@@ -22,14 +22,16 @@ from fasttrain.model.recalibrate import recalibrate
 from fasttrain.optimizer.build import build_optimizer, set_hyperparameters
 from fasttrain.schedule.schedule import Schedule
 from fasttrain.stages import EpochPlan, Plan
+from fasttrain.trainer.accuracy import Accuracies, Validation, accuracies
 from fasttrain.trainer.averaging import WeightAverage
 from fasttrain.trainer.compiled import compiled_graphs
 from fasttrain.trainer.epoch_steps import EpochSteps, seed_epoch
-from fasttrain.trainer.meters import RATE_SKIP_STEPS, AccuracyMeter, LossMeter, RateMeter
+from fasttrain.trainer.meters import RATE_SKIP_STEPS, LossMeter, RateMeter
 from fasttrain.trainer.mixing import draw_mix
 from fasttrain.trainer.objective import Objective
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5, EpochResult
 from fasttrain.trainer.step import StepRunner
+from fasttrain.trainer.views import NONE
 
 log = logging.getLogger("fasttrain")
 
@@ -80,7 +82,7 @@ class ClassifierModule(LightningModule):
         steps_together: Steps in one Lightning batch, by stage.
         warmed_up: What the warm-up took; None before it.
         why_not_captured: What stands against captured steps; None where they are, and before the warm-up.
-        last_epoch: What the newest epoch gave; None before the first validation.
+        last_epoch: What the newest epoch gave; None before the end of the first.
         average: The averaged weights, whose accuracy counts; None where they are not asked for.
     """
 
@@ -214,6 +216,8 @@ class ClassifierModule(LightningModule):
         self.step_runner.skipped.zero_()
         self._rate_first_step = RATE_SKIP_STEPS
         seed_epoch(self.config.seed, epoch.recipe_epoch, self.trainer.global_rank)
+        # Lightning asks at the epoch's last step, and knows no validation after the last epoch whatever its number.
+        self.trainer.check_val_every_n_epoch = 1 if self.validates(epoch) else len(self.plan.epochs) + 1
         if self._resumed is not None:
             self._continue_epoch(self._resumed)
             self._resumed = None
@@ -279,8 +283,17 @@ class ClassifierModule(LightningModule):
         epoch = self.epoch_plan
         if self.step == epoch.first_step + epoch.steps and self._rate_first_step is not None:
             self.rate_meter.stop((epoch.steps - self._rate_first_step) * epoch.batch_size)
+        if self.step == epoch.first_step + epoch.steps and not self.validates(epoch):
+            self.check_weights()
+            self.last_epoch = self._epoch_result(None)
 
     # --- validation ---
+
+    def validates(self, epoch: EpochPlan) -> bool:
+        """Whether the epoch is followed by a validation."""
+        every = self.config.trainer.validate_every_epochs
+        number = epoch.epoch + 1
+        return number == len(self.plan.epochs) or (every is not None and number % every == 0)
 
     def check_weights(self) -> None:
         """See that training left numbers behind (a host sync), before they are validated and saved.
@@ -324,50 +337,33 @@ class ClassifierModule(LightningModule):
 
     def on_validation_start(self) -> None:
         self.check_weights()
-        self.accuracy_meters = [AccuracyMeter(self.device) for _ in self.networks]
+        self.validation = Validation(self.networks, self.config.trainer.test_time_augmentation, self.device)
         self.share_buffers()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        images = self.objective.normalize(batch.images_nhwc)
-        for network, meter in zip(self.networks, self.accuracy_meters, strict=True):
-            # The network alone is not compiled: validation shapes are not worth a compilation each.
-            meter.add(network(images).float(), batch.labels, batch.num_valid)
+        self.validation.add(self.objective.normalize(batch.images_nhwc), batch.labels, batch.num_valid)
 
-    def _counts(self, meter: AccuracyMeter) -> tuple[int, int]:
-        """Correct top-1 and top-5 answers over all ranks.
-
-        Raises:
-            FasttrainError: Not all images of the set were counted.
-        """
-        counts = self.trainer.strategy.reduce(meter.counts, reduce_op="sum")
-        correct1, correct5, num_val = (int(count) for count in cast(torch.Tensor, counts))
+    def on_validation_epoch_end(self) -> None:
+        counts = self.trainer.strategy.reduce(self.validation.counts(), reduce_op="sum")
+        found = accuracies(cast(torch.Tensor, counts))
+        num_val = found.counting.num_val
         if num_val != self.num_val:
             raise FasttrainError(
                 f"validation counted {num_val} images over all ranks, but the set has {self.num_val}; "
                 "the accuracy would be wrong"
             )
-        return correct1, correct5
+        self.last_epoch = self._epoch_result(found)
 
-    def on_validation_epoch_end(self) -> None:
-        # The last network's accuracy counts: the average's, where there is one.
-        counts = [self._counts(meter) for meter in self.accuracy_meters]
-        (raw1, raw5), (correct1, correct5) = counts[0], counts[-1]
-        num_val = self.num_val
+    def _epoch_result(self, found: Accuracies | None) -> EpochResult:
+        """What the epoch gave, its accuracies where it was validated."""
         epoch = self.epoch_plan
         loss = self.loss_meter.total / max(1, self.loss_meter.steps)
         mean_loss = float(cast(torch.Tensor, self.trainer.strategy.reduce(loss, reduce_op="mean")))
-        has_top5 = self.num_classes >= MIN_CLASSES_FOR_TOP5
-        self.last_epoch = EpochResult(
+        return EpochResult(
             epoch=epoch.epoch + 1,
             step=self.step,
             train_loss=mean_loss,
-            top1=100 * correct1 / num_val,
-            top5=100 * correct5 / num_val if has_top5 else None,
-            correct1=correct1,
-            correct5=correct5,
-            num_val=num_val,
-            raw_top1=100 * raw1 / num_val if self.average is not None else None,
-            raw_top5=100 * raw5 / num_val if self.average is not None and has_top5 else None,
+            **self._accuracy_fields(found),
             lr=self.schedule.lr(self.step - 1),
             momentum=self.schedule.momentum(self.step - 1),
             px=epoch.px,
@@ -379,12 +375,32 @@ class ClassifierModule(LightningModule):
             rate_seconds=self.rate_meter.seconds,
         )
 
+    def _accuracy_fields(self, found: Accuracies | None) -> dict[str, Any]:
+        """The fields of ``EpochResult`` about accuracy."""
+        if found is None:
+            return {"top1": None, "top5": None, "correct1": 0, "correct5": 0, "num_val": 0}
+        counting = found.counting
+        fields: dict[str, Any] = {"top1": counting.top1, "top5": counting.top5, **asdict(counting)}
+        if self.average is not None:
+            fields |= {"raw_top1": found.raw.top1, "raw_top5": found.raw.top5}
+        if self.config.trainer.test_time_augmentation != NONE:
+            fields["plain_top1"] = found.plain.top1
+        if self.num_classes < MIN_CLASSES_FOR_TOP5:
+            fields |= {key: None for key in ("top5", "raw_top5") if key in fields}
+        return fields
+
     def share_buffers(self) -> None:
         """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks, as stock DDP does."""
+        self._share(buffer for network in self.networks for buffer in network.buffers())
+
+    def share_weights(self) -> None:
+        """Copy rank 0's weights to all ranks, as DDP does when it is built."""
+        self._share(parameter.detach() for parameter in self.network.parameters())
+
+    def _share(self, tensors: Iterable[torch.Tensor]) -> None:
         if self.trainer.world_size > 1:
-            for network in self.networks:
-                for buffer in network.buffers():
-                    torch.distributed.broadcast(buffer, src=0)
+            for tensor in tensors:
+                torch.distributed.broadcast(tensor, src=0)
 
     # --- what the report says of the step ---
 

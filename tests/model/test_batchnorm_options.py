@@ -11,23 +11,13 @@ import torch
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from fasttrain.config.schema import BatchNormConfig, ModelConfig, StageConfig
+from fasttrain.config.schema import ModelConfig, StageConfig
 from fasttrain.errors import ConfigError
 from fasttrain.model.batchnorm import apply_options, batchnorms, synchronised
 from fasttrain.model.build import build_model
 from fasttrain.model.check import check, check_libraries
 from fasttrain.optimizer.groups import parameter_groups, with_batchnorm_bias_lr
-
-OWN = BatchNormConfig(
-    zero_init_last=None,
-    momentum=None,
-    eps=None,
-    ghost_size=None,
-    frozen_scale=None,
-    bias_lr_scale=1.0,
-    sync=False,
-    recalibrate_images=0,
-)
+from tests.model.batchnorm_defaults import OWN
 
 
 def model_config(name: str, **options: Any) -> ModelConfig:

@@ -12,22 +12,13 @@ import timm
 import torch
 from torch import nn
 
-from fasttrain.config.schema import BatchNormConfig, ModelConfig
+from fasttrain.config.schema import ModelConfig
 from fasttrain.errors import ConfigError, MachineError
 from fasttrain.model import hub
 from fasttrain.model.batchnorm import batchnorms
 from fasttrain.model.build import build_model
+from tests.model.batchnorm_defaults import OWN
 
-OWN = BatchNormConfig(
-    zero_init_last=None,
-    momentum=None,
-    eps=None,
-    ghost_size=None,
-    frozen_scale=None,
-    bias_lr_scale=1.0,
-    sync=False,
-    recalibrate_images=0,
-)
 CONFIG = ModelConfig(
     name="resnet18d",
     num_classes=None,

@@ -11,20 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.config.schema import BatchNormConfig, ModelConfig, StageConfig
+from fasttrain.config.schema import ModelConfig, StageConfig
 from fasttrain.model.build import meta_model
 from fasttrain.model.check import check, check_libraries, refusal
+from tests.model.batchnorm_defaults import OWN
 
-OWN = BatchNormConfig(
-    zero_init_last=None,
-    momentum=None,
-    eps=None,
-    ghost_size=None,
-    frozen_scale=None,
-    bias_lr_scale=1.0,
-    sync=False,
-    recalibrate_images=0,
-)
 CONFIG = ModelConfig(
     name="resnet18d",
     num_classes=None,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.report.callback import epoch_line
+from fasttrain.report.callback import epoch_line, seconds_line
 from fasttrain.report.facts import RunFacts, settings
 from fasttrain.report.history import History
 from fasttrain.report.result import accuracy, cost_usd, duration, wanted
@@ -74,7 +74,15 @@ def test_accuracy_is_cut_not_rounded(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (1296.4, "0:21:36"), (36_000, "10:00:00")]
+    ("seconds", "text"),
+    [
+        (1.018, "1.02 s"),
+        (9.99, "9.99 s"),
+        (10, "0:00:10"),
+        (59.6, "0:01:00"),
+        (1296.4, "0:21:36"),
+        (36_000, "10:00:00"),
+    ],
 )
 def test_times_are_hours_minutes_seconds(seconds: float, text: str) -> None:
     assert duration(seconds) == text
@@ -115,3 +123,17 @@ def test_both_accuracies_stand_in_the_epochs_line(make_facts: MakeFacts) -> None
     assert "top1 20.00 top5 60.00 (raw weights: top1 18.50 top5 58.25) |" in epoch_line(row, make_facts())
     plain = History().append(first, seconds=1.0, wall_seconds=2.0)
     assert "raw" not in epoch_line(plain, make_facts())
+
+
+def test_the_final_validation_is_counted_where_there_was_one(make_facts: MakeFacts) -> None:
+    result = TinyRun(make_facts()).whole()
+    # Three epochs of 10 s, and the last one's validation of 3 s.
+    assert (result["seconds"], result["seconds_with_final_validation"]) == (30.0, 33.0)
+    assert seconds_line(result) == "training: 0:00:30; with the final validation: 0:00:33"
+    at_target = TinyRun(make_facts("at_target"), results=make_results()[:2]).whole()
+    assert at_target["seconds_with_final_validation"] == 23.0
+
+
+def test_the_line_names_the_views_that_count(make_facts: MakeFacts) -> None:
+    run = TinyRun(make_facts(trainer={"test_time_augmentation": "flip"}))
+    assert run.report.line(run.whole()).endswith("N=50; test-time augmentation flip")

@@ -95,7 +95,10 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         return self._launches
 
     def hold_on_device(self) -> None:
-        """Turn the moving numbers into 0-dim fp64 tensors beside the parameters; see ``build.hold_on_device``."""
+        """Turn the moving numbers into 0-dim tensors beside the parameters; see ``build.hold_on_device``.
+
+        Those of the kernels are fp64, in which they compute; lists are fastest with numbers of their own type.
+        """
         launches = self.launches()
         if launches is not None:
             launches.numbers.hold(self.param_groups, self.moving)
@@ -103,7 +106,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for key in self.moving:
                 if not isinstance(group[key], Tensor):
-                    group[key] = torch.tensor(group[key], dtype=torch.float64, device=group["params"][0].device)
+                    group[key] = torch.tensor(group[key], dtype=torch.float32, device=group["params"][0].device)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load into the tensors that exist, so that a step captured before goes on with the loaded values.

@@ -33,6 +33,15 @@ FIGURES = (
 )
 
 
+# Student's t, two-sided 95 %, for 1 to 30 degrees of freedom (any table of it); from there on nearly the normal's.
+T_95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+NORMAL_95 = 1.96
+
+
 @dataclass(frozen=True)
 class Summary:
     """A figure over the runs that have it.
@@ -42,6 +51,8 @@ class Summary:
         mean, median, min, max: Of these.
         std: Sample standard deviation; None for one run.
         standard_error: Of the mean: std / sqrt(n).
+        half_interval_95: Half the width of the mean's 95 % interval, by Student's t: runs that differ by chance as
+            these do have their true mean within ``mean`` plus or minus this.
     """
 
     n: int
@@ -51,6 +62,7 @@ class Summary:
     max: float
     std: float | None
     standard_error: float | None
+    half_interval_95: float | None
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,8 @@ def summarize(values: Sequence[float | None]) -> Summary | None:
     if not known:
         return None
     std = statistics.stdev(known) if len(known) > 1 else None
+    error = None if std is None else std / math.sqrt(len(known))
+    quantile = NORMAL_95 if len(known) > len(T_95) + 1 else T_95[len(known) - 2]
     return Summary(
         n=len(known),
         mean=statistics.fmean(known),
@@ -97,7 +111,8 @@ def summarize(values: Sequence[float | None]) -> Summary | None:
         min=min(known),
         max=max(known),
         std=std,
-        standard_error=None if std is None else std / math.sqrt(len(known)),
+        standard_error=error,
+        half_interval_95=None if error is None else quantile * error,
     )
 
 
@@ -164,12 +179,16 @@ HEADER = (
     "best top1",
     "last top1",
     "last top5",
+    "95% of the mean",
 )
 TEXT_COLUMNS = ("group", "recipe", "seeds", "target")
 
 
 def table(groups: Sequence[Group]) -> list[list[str]]:
-    """The cells of the comparison, a row a group, by the columns of ``HEADER``; a spread is one std."""
+    """The cells of the comparison, a row a group, by the columns of ``HEADER``; a spread is one std.
+
+    The interval is that of the mean of the target's metric after the last epoch.
+    """
     return [
         [
             group.name,
@@ -185,6 +204,7 @@ def table(groups: Sequence[Group]) -> list[list[str]]:
             _accuracy(group.summary("best_top1")),
             _accuracy(group.summary("top1")),
             _accuracy(group.summary("top5")),
+            _interval(group.summary(group.target[0])),
         ]
         for group in groups
     ]
@@ -252,6 +272,13 @@ def _accuracy(summary: Summary | None) -> str:
         return "-"
     spread = "" if summary.std is None else f" ± {summary.std:.2f}"
     return f"{accuracy(summary.mean)}{spread}"
+
+
+def _interval(summary: Summary | None) -> str:
+    if summary is None or summary.half_interval_95 is None:
+        return "-"
+    half = summary.half_interval_95
+    return f"{accuracy(max(0.0, summary.mean - half))} to {accuracy(min(100.0, summary.mean + half))}"
 
 
 def _word(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# In the order in which kernels.py numbers them; a group that lacks one has 0.
+# In the order in which kernel_access.py numbers them; a group that lacks one has 0.
 COLUMNS = (
     "lr",
     "momentum",

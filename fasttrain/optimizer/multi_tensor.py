@@ -81,7 +81,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
                 continue
             grads: Tensors = [param.grad for param in params]
             if scaling.grad_scale is not None:
-                # In fp64 first: the inverse of a small scale is beyond fp16.
+                # As the scaler does it: the inverse in fp64, rounded once.
                 grads = torch._foreach_mul(grads, scaling.grad_scale.double().reciprocal().to(grads[0].dtype))
             self.update(group, params, grads)
 

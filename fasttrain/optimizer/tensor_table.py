@@ -10,7 +10,7 @@ from torch import Tensor
 # Elements of a block: with eight warps two wide accesses of each thread to each tensor.
 BLOCK = 2048
 
-# As kernels.SLOTS: addresses of a tensor; 0 for those that a kernel does not ask for.
+# As kernel_access.SLOTS: addresses of a tensor; 0 for those that a kernel does not ask for.
 SLOTS = 5
 
 # Rows of page-locked memory kept ready: one is used for good by each capture that meets new addresses.

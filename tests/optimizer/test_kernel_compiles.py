@@ -15,7 +15,7 @@ from triton.backends import backends
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fasttrain.optimizer import kernels
+from fasttrain.optimizer import group_numbers, kernel_access, kernels, tensor_table
 from fasttrain.optimizer.launches import CHUNK, WARPS
 from fasttrain.optimizer.tensor_table import BLOCK
 
@@ -42,6 +42,12 @@ def ptx_of(kernel: Any, **constants: bool) -> str:
     }
     source = ASTSource(kernel, signature, chosen)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": WARPS}).asm["ptx"]
+
+
+def test_tables_and_kernels_number_columns_and_slots_alike() -> None:
+    numbered = [getattr(kernel_access, name.upper()).value for name in group_numbers.COLUMNS]
+    assert numbered == list(range(kernel_access.COLUMNS.value))
+    assert kernel_access.SLOTS.value == tensor_table.SLOTS
 
 
 @pytest.mark.parametrize(("hybrid", "ratios"), [(False, False), (True, False), (False, True)])

@@ -131,14 +131,28 @@ def eval_command(arguments: Sequence[str]) -> int:
 
 
 def report_command(arguments: Sequence[str]) -> int:
-    """``fasttrain report RUN_DIR [RUN_DIR ...]``."""
-    from fasttrain.report.compare import report_runs
-
-    parser = argparse.ArgumentParser(prog="fasttrain report", description="One run's page, or several compared.")
-    parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+    """``fasttrain report RUN_DIR [RUN_DIR ...]``, or ``--project recipe=NAME --rates FILE``."""
+    parser = argparse.ArgumentParser(
+        prog="fasttrain report",
+        description="One run's page, several compared, or the projected time of a recipe that was not run.",
+    )
+    parser.add_argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="write the comparison as a page")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--project", nargs="+", metavar="KEY=VALUE", help="recipe=NAME, and settings over it")
+    parser.add_argument("--rates", type=Path, help="with --project: figures of fasttrain bench step on one GPU")
     flags = parser.parse_args(arguments)
+    if flags.project:
+        if flags.run_dirs or flags.out or flags.json or not flags.rates:
+            parser.error("--project takes --rates FILE, and neither folders nor --out nor --json")
+        from fasttrain.report.projection import project_recipe
+
+        print(project_recipe(flags.project, flags.rates))
+        return 0
+    if not flags.run_dirs or flags.rates:
+        parser.error("RUN_DIR [RUN_DIR ...] or --project recipe=NAME --rates FILE was expected")
+    from fasttrain.report.compare import report_runs
+
     print(report_runs(flags.run_dirs, out=flags.out, json_file=flags.json))
     return 0
 

@@ -19,6 +19,8 @@ from fasttrain.config.schema import (
 )
 from fasttrain.optimizer.groups import Group, matrix_parameter_groups, parameter_groups, with_batchnorm_bias_lr
 from fasttrain.optimizer.hybrid import HybridSGD
+from fasttrain.optimizer.momentum_sgd import MomentumSGD
+from fasttrain.optimizer.multi_tensor import MultiTensorOptimizer
 from fasttrain.optimizer.muon_sgd import MuonSGD
 from fasttrain.optimizer.named import build_named
 from fasttrain.optimizer.rectified_lars import RectifiedLARS
@@ -90,15 +92,17 @@ def set_hyperparameters(optimizer: torch.optim.Optimizer, *, lr: float, momentum
 
 
 def hold_on_device(optimizer: torch.optim.Optimizer) -> None:
-    """Turn the moving numbers of an own optimizer into 0-dim float32 tensors beside its parameters.
+    """Turn an optimizer's moving numbers into 0-dim tensors beside its parameters; of torch's and timm's only ``lr``.
 
-    A step captured after this follows ``set_hyperparameters`` without another capture.
+    A step of an own optimizer captured after this follows ``set_hyperparameters`` without another capture.
     """
+    if isinstance(optimizer, MultiTensorOptimizer):
+        optimizer.hold_on_device()
+        return
     for group in optimizer.param_groups:
         device = group["params"][0].device
-        for key in getattr(optimizer, "moving", ("lr",)):
-            if not isinstance(group[key], torch.Tensor):
-                group[key] = torch.tensor(group[key], dtype=torch.float32, device=device)
+        if not isinstance(group["lr"], torch.Tensor):
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
 
 
 def _build_sgd_like(config: RunConfig, options: SGDConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -146,11 +150,9 @@ def _build_sgd_like(config: RunConfig, options: SGDConfig, model: nn.Module) -> 
             **shared,
         )
     groups = _plain_groups(config, model)
-    # The fused kernel takes fp16's scaled gradients as they are; clipping needs them unscaled before.
-    fused = groups[0]["params"][0].device.type == "cuda" and not (
-        config.trainer.precision == "fp16" and options.clip_norm is not None
-    )
-    return torch.optim.SGD(groups, foreach=not fused, fused=fused, **shared)
+    if groups[0]["params"][0].is_cuda:
+        return MomentumSGD(groups, **shared)
+    return torch.optim.SGD(groups, foreach=True, fused=False, **shared)
 
 
 def _plain_groups(config: RunConfig, model: nn.Module, **scales: float) -> list[Group]:

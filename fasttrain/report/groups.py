@@ -179,12 +179,16 @@ HEADER = (
     "best top1",
     "last top1",
     "last top5",
+    "95% of the mean",
 )
 TEXT_COLUMNS = ("group", "recipe", "seeds", "target")
 
 
 def table(groups: Sequence[Group]) -> list[list[str]]:
-    """The cells of the comparison, a row a group, by the columns of ``HEADER``; a spread is one std."""
+    """The cells of the comparison, a row a group, by the columns of ``HEADER``; a spread is one std.
+
+    The interval is that of the mean of the target's metric after the last epoch.
+    """
     return [
         [
             group.name,
@@ -200,6 +204,7 @@ def table(groups: Sequence[Group]) -> list[list[str]]:
             _accuracy(group.summary("best_top1")),
             _accuracy(group.summary("top1")),
             _accuracy(group.summary("top5")),
+            _interval(group.summary(group.target[0])),
         ]
         for group in groups
     ]
@@ -282,6 +287,13 @@ def _accuracy(summary: Summary | None) -> str:
         return "-"
     spread = "" if summary.std is None else f" ± {summary.std:.2f}"
     return f"{accuracy(summary.mean)}{spread}"
+
+
+def _interval(summary: Summary | None) -> str:
+    if summary is None or summary.half_interval is None:
+        return "-"
+    half = summary.half_interval
+    return f"{accuracy(max(0.0, summary.mean - half))} to {accuracy(min(100.0, summary.mean + half))}"
 
 
 def _word(value: Any) -> str:

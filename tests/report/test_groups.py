@@ -41,9 +41,14 @@ def test_mean_and_spread_by_hand() -> None:
     assert (summary.n, summary.mean, summary.median, summary.min, summary.max) == (3, 3.0, 2.0, 1.0, 6.0)
     assert summary.std == pytest.approx(7**0.5)  # squares 4 + 1 + 9 over n - 1 = 2
     assert summary.standard_error == pytest.approx((7 / 3) ** 0.5)
+    # Two degrees of freedom: t = 4.303.
+    assert summary.half_interval == pytest.approx(4.3027 * (7 / 3) ** 0.5, rel=1e-4)
+    many = summarize([0.0, 1.0] * 50)
+    assert many is not None
+    assert many.half_interval == pytest.approx(1.9842 * 0.5 * (100 / 99) ** 0.5 / 10, rel=1e-4)
     one = summarize([5.0])
     assert one is not None
-    assert one.std is None
+    assert (one.std, one.half_interval) == (None, None)
     assert summarize([None]) is None
 
 
@@ -60,6 +65,16 @@ def test_seeds_share_a_row_and_settings_part_them(make_run: Callable[..., Run]) 
     row = dict(zip(HEADER, table(groups)[0], strict=True))
     assert (row["group"], row["n"], row["seeds"], row["reached"]) == ("A", "2", "1,2", "2 of 2")
     assert row["time to target"] == "0:00:21 ± 1.4 s"
+
+
+def test_the_interval_is_the_targets_accuracy_after_the_last_epoch(make_run: Callable[..., Run]) -> None:
+    target = {"metric": "top1", "value": 90.0}
+    groups = group_runs(
+        [make_run("a", seed=1, top1=90.0, target=target), make_run("b", seed=2, top1=90.2, target=target)]
+    )
+    row = dict(zip(HEADER, table(groups)[0], strict=True))
+    # Mean 90.1, standard error 0.1, one degree of freedom: t = 12.706.
+    assert row["95% of the mean"] == "88.82 to 91.37"
 
 
 def test_the_same_settings_on_other_hardware_are_another_row(make_run: Callable[..., Run]) -> None:

@@ -60,7 +60,7 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
         raise MachineError(Problem(f"--json {json_file}: a folder, expected a file", f"--json {json_file}/eval.json"))
     content = _open(checkpoint)
     header = content["fasttrain"]
-    config = _config(load_run(header["config"], source=str(checkpoint)).config, root)
+    config = _config(load_run(header["config"], source=str(checkpoint), older=True).config, root)
     try:
         images = scan(config)
     except DataError as error:

@@ -117,7 +117,7 @@ def check_resume(
     _check_skipped(header, path, images)
     differences = [
         (key, old, new)
-        for key, old, new in config_diff(load_run(header["config"]).values, config)
+        for key, old, new in config_diff(load_run(header["config"], older=True).values, config)
         if key not in OF_THE_PROCESS
     ]
     for key, old, new in differences:

@@ -14,6 +14,7 @@ from fasttrain.config.schema import ModelConfig
 from fasttrain.errors import ConfigError, MachineError, Problem
 from fasttrain.model import batchnorm, hub
 from fasttrain.model.head import init_head
+from fasttrain.model.kernels import use_kernels
 from fasttrain.model.weights import load_weights
 
 
@@ -42,6 +43,7 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
     if zero_init and not timm_zero_inits:
         batchnorm.zero_init_last(model)
     batchnorm.set_momentum_and_eps(model, momentum=config.batchnorm.momentum, eps=config.batchnorm.eps)
+    use_kernels(model, config.kernels)
     if config.head_init_std is not None:
         init_head(model, config.head_init_std)
     if config.init_from is not None:

@@ -89,6 +89,7 @@ def _check_options(config: RunConfig, model: nn.Module) -> list[Problem]:
     from fasttrain.model import batchnorm
     from fasttrain.model.build import takes_argument
     from fasttrain.model.head import init_head
+    from fasttrain.model.kernels import nothing_to_speed_up
 
     problems = []
     name, options = config.model.name, config.model.batchnorm
@@ -102,6 +103,7 @@ def _check_options(config: RunConfig, model: nn.Module) -> list[Problem]:
             for key, value in (("momentum", options.momentum), ("eps", options.eps))
             if value is not None
         ]
+    problems += nothing_to_speed_up(model, config.model.kernels)
     if config.model.head_init_std is not None:
         try:
             init_head(model, config.model.head_init_std)

@@ -12,7 +12,7 @@ import timm
 import torch
 from torch import nn
 
-from fasttrain.config.schema import BatchNormConfig, ModelConfig
+from fasttrain.config.schema import BatchNormConfig, KernelsConfig, ModelConfig
 from fasttrain.errors import ConfigError, MachineError
 from fasttrain.model import hub
 from fasttrain.model.batchnorm import batchnorms
@@ -27,6 +27,7 @@ CONFIG = ModelConfig(
     args={},
     head_init_std=None,
     batchnorm=OWN,
+    kernels=KernelsConfig(stem="auto", max_pool="auto", norm_relu_pool="auto"),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.config.schema import BatchNormConfig, ModelConfig, StageConfig
+from fasttrain.config.schema import BatchNormConfig, KernelsConfig, ModelConfig, StageConfig
 from fasttrain.model.build import meta_model
 from fasttrain.model.check import check, check_libraries, refusal
 
@@ -24,6 +24,7 @@ CONFIG = ModelConfig(
     args={},
     head_init_std=None,
     batchnorm=OWN,
+    kernels=KernelsConfig(stem="auto", max_pool="auto", norm_relu_pool="auto"),
 )
 
 

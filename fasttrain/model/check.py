@@ -61,7 +61,18 @@ def check(config: RunConfig) -> list[Problem]:
                     "model.head_init_std=null",
                 )
             )
+    problems += [
+        Problem(f"model.kernels.{key}=true needs trainer.channels_last=true", f"model.kernels.{key}=auto")
+        for key in asked_gpu_kernels(config)
+        if not config.trainer.channels_last
+    ]
     return problems
+
+
+def asked_gpu_kernels(config: RunConfig) -> list[str]:
+    """Kernels that the run insists on and that only a GPU has."""
+    kernels = config.model.kernels
+    return [key for key in ("max_pool", "norm_relu_pool") if getattr(kernels, key) == "true"]
 
 
 def check_libraries(config: RunConfig, num_classes: int) -> list[Problem]:
@@ -104,12 +115,30 @@ def _check_options(config: RunConfig, model: nn.Module) -> list[Problem]:
             if value is not None
         ]
     problems += nothing_to_speed_up(model, config.model.kernels)
+    problems += _check_gpu_kernels(config)
     if config.model.head_init_std is not None:
         try:
             init_head(model, config.model.head_init_std)
         except ConfigError as error:
             problems += error.problems
     return problems
+
+
+def _check_gpu_kernels(config: RunConfig) -> list[Problem]:
+    import torch
+
+    from fasttrain.model.pooling import HAS_TRITON
+
+    asked = asked_gpu_kernels(config)
+    if not asked:
+        return []
+    if config.trainer.accelerator == "cpu" or not torch.cuda.is_available():
+        lacking = "a CUDA device, and this run has none"
+    elif not HAS_TRITON:
+        lacking = "the package triton, which is not installed"
+    else:
+        return []
+    return [Problem(f"model.kernels.{key}=true needs {lacking}", f"model.kernels.{key}=auto") for key in asked]
 
 
 def _check_micro_batches(config: RunConfig, model: nn.Module) -> list[Problem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from timm.models.resnet import ResNet
@@ -23,8 +23,12 @@ class FusedPoolResNet(ResNet):
         if not (has_fused_pool(self) and self.training and self.bn1.training) or self.grad_checkpointing:
             return super().forward_features(x)
         x = self.conv1(x)
-        x = batchnorm_relu_pool(self.bn1, x) if can_pool(x) else self.maxpool(self.act1(self.bn1(x)))
-        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+        if can_pool(x):
+            x = batchnorm_relu_pool(cast(nn.BatchNorm2d, self.bn1), x)
+        else:
+            x = self.maxpool(self.act1(self.bn1(x)))
+        layers: list[Any] = [self.layer1, self.layer2, self.layer3, self.layer4]
+        for layer in layers:
             x = layer(x)
         return x
 

@@ -33,7 +33,7 @@ def stage(px: int, val_px: int, *, rectangular: bool = False) -> StageConfig:
 
 
 def run(*stages: StageConfig, **changes: Any) -> Any:
-    trainer = SimpleNamespace(device_batch_size=None, devices=1, num_nodes=1)
+    trainer = SimpleNamespace(device_batch_size=None, devices=1, num_nodes=1, channels_last=True, accelerator="auto")
     return SimpleNamespace(model=replace(CONFIG, **changes), stages=list(stages) or [stage(96, 128)], trainer=trainer)
 
 

@@ -1,0 +1,110 @@
+"""Which layers the options of ``model.kernels`` find, and what is said where there are none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from fasttrain.config.schema import KernelsConfig
+from fasttrain.errors import ConfigError
+from fasttrain.model.check import asked_gpu_kernels, check, check_libraries
+from fasttrain.model.kernels import FusedPoolResNet, use_kernels
+from fasttrain.model.pooling import FastMaxPool2d, can_pool, is_pool
+from fasttrain.model.stem import FoldedStemConv2d
+from fasttrain.trainer.resume import HARMLESS
+from tests.model.test_model_check import CONFIG, run, told
+
+AUTO = KernelsConfig(stem="auto", max_pool="auto", norm_relu_pool="auto")
+
+
+def found(name: str, options: KernelsConfig = AUTO) -> tuple[bool, bool, bool]:
+    """Whether a network of timm has a folded stem, a faster pooling, and both fused with what stands between."""
+    with torch.device("meta"):
+        network = timm.create_model(name, num_classes=10)
+    names = list(network.state_dict())
+    use_kernels(network, options)
+    assert list(network.state_dict()) == names
+    kinds = {type(module) for module in network.modules()}
+    return FoldedStemConv2d in kinds, FastMaxPool2d in kinds, FusedPoolResNet in kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("resnet50", (True, True, True)),
+        ("resnet50d", (False, True, True)),
+        ("densenet121", (True, True, False)),
+        ("resnetblur50", (True, False, False)),
+        ("mobilenetv3_small_050", (False, False, False)),
+    ],
+)
+def test_layers_that_are_found(name: str, expected: tuple[bool, bool, bool]) -> None:
+    assert found(name) == expected
+
+
+def test_false_leaves_every_layer_as_it_is() -> None:
+    off = KernelsConfig(stem="false", max_pool="false", norm_relu_pool="false")
+    assert found("resnet50", off) == (False, False, False)
+    assert found("resnet50", replace(off, norm_relu_pool="auto")) == (False, False, True)
+
+
+@pytest.mark.parametrize("key", ["stem", "max_pool", "norm_relu_pool"])
+def test_true_for_a_network_without_such_layers_is_refused(key: str) -> None:
+    options = replace(AUTO, **{key: "true"})
+    with pytest.raises(ConfigError, match=rf"model\.kernels\.{key}=true: MobileNetV3 has no"):
+        found("mobilenetv3_small_050", options)
+    problems = check_libraries(run(name="mobilenetv3_small_050", kernels=options), 10)
+    assert f"model.kernels.{key}=true: MobileNetV3 has no" in told(problems)
+    assert f"model.kernels.{key}=auto" in told(problems)
+
+
+@pytest.mark.parametrize("key", ["max_pool", "norm_relu_pool"])
+def test_kernels_that_only_a_gpu_has_are_refused_without_one(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = run(name="resnet18", kernels=replace(AUTO, **{key: "true"}))
+    assert asked_gpu_kernels(config) == [key]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert f"model.kernels.{key}=true needs a CUDA device" in told(check_libraries(config, 10))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert check_libraries(config, 10) == []
+    config.trainer.accelerator = "cpu"
+    assert "needs a CUDA device" in told(check_libraries(config, 10))
+    config.trainer.accelerator = "gpu"
+    monkeypatch.setattr("fasttrain.model.pooling.HAS_TRITON", False)
+    assert "needs the package triton" in told(check_libraries(config, 10))
+
+
+def test_kernels_of_a_gpu_need_channels_last_memory() -> None:
+    config = run(kernels=replace(AUTO, max_pool="true"))
+    assert check(config) == []
+    config.trainer.channels_last = False
+    assert "model.kernels.max_pool=true needs trainer.channels_last=true" in told(check(config))
+    assert check(replace_model(config, AUTO)) == []
+
+
+def replace_model(config: Any, kernels: KernelsConfig) -> Any:
+    return SimpleNamespace(model=replace(CONFIG, kernels=kernels), stages=config.stages, trainer=config.trainer)
+
+
+def test_images_on_a_cpu_are_not_for_the_kernels() -> None:
+    images = torch.zeros(2, 3, 8, 8, requires_grad=True).to(memory_format=torch.channels_last)
+    assert not can_pool(images)
+    pool = nn.MaxPool2d(3, 2, 1)
+    use_kernels(nn.Sequential(pool), AUTO)
+    assert torch.equal(pool(images), torch.zeros(2, 3, 4, 4))
+
+
+@pytest.mark.parametrize("changes", [{"kernel_size": 2}, {"stride": 1}, {"ceil_mode": True}, {"dilation": 2}], ids=str)
+def test_other_poolings_are_left_alone(changes: dict[str, Any]) -> None:
+    assert is_pool(nn.MaxPool2d(3, 2, 1))
+    assert is_pool(nn.MaxPool2d((3, 3), (2, 2), (1, 1)))
+    assert not is_pool(nn.MaxPool2d(**({"kernel_size": 3, "stride": 2, "padding": 1} | changes)))
+
+
+def test_a_resume_may_change_them() -> None:
+    assert {f"model.kernels.{key}" for key in ("stem", "max_pool", "norm_relu_pool")} <= set(HARMLESS)

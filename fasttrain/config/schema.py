@@ -112,6 +112,7 @@ class BatchNormConfig:
 @dataclass(frozen=True)
 class KernelsConfig:
     stem: str = choice("auto", "true", "false")
+    batchnorm: str = choice("auto", "true", "false")
     max_pool: str = choice("auto", "true", "false")
     norm_relu_pool: str = choice("auto", "true", "false")
 

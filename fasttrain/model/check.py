@@ -66,13 +66,17 @@ def check(config: RunConfig) -> list[Problem]:
         for key in asked_gpu_kernels(config)
         if not config.trainer.channels_last
     ]
+    if model.kernels.batchnorm == "true" and not config.trainer.compile:
+        problems.append(
+            Problem("model.kernels.batchnorm=true needs trainer.compile=true", "model.kernels.batchnorm=auto")
+        )
     return problems
 
 
 def asked_gpu_kernels(config: RunConfig) -> list[str]:
     """Kernels that the run insists on and that only a GPU has."""
     kernels = config.model.kernels
-    return [key for key in ("max_pool", "norm_relu_pool") if getattr(kernels, key) == "true"]
+    return [key for key in ("batchnorm", "max_pool", "norm_relu_pool") if getattr(kernels, key) == "true"]
 
 
 def check_libraries(config: RunConfig, num_classes: int) -> list[Problem]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
 from fasttrain.config.schema import KernelsConfig
 from fasttrain.errors import ConfigError, Problem
-from fasttrain.model.pooling import BatchNormReluPool, FastMaxPool2d, can_pool, is_pool
+from fasttrain.model.moments import FastBatchNorm2d, has_plain_options
+from fasttrain.model.norm_relu_pool import batchnorm_relu_pool
+from fasttrain.model.pooling import FastMaxPool2d, can_pool, is_pool
 from fasttrain.model.stem import FoldedStemConv2d, is_stem
 
 
@@ -33,36 +34,11 @@ class FusedPoolResNet(ResNet):
         return x
 
 
-def batchnorm_relu_pool(norm: nn.BatchNorm2d, images: Tensor) -> Tensor:
-    """``BatchNormReluPool`` with a layer's parameters; moves its running statistics as the layer does."""
-    pooled, mean, var = cast(
-        tuple[Tensor, Tensor, Tensor], BatchNormReluPool.apply(images, norm.weight, norm.bias, norm.eps)
-    )
-    num_pixels = images.numel() // images.shape[1]
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.num_batches_tracked is not None
-    assert norm.momentum is not None
-    with torch.no_grad():
-        norm.num_batches_tracked.add_(1)
-        norm.running_mean.lerp_(mean, norm.momentum)
-        norm.running_var.lerp_(var * (num_pixels / (num_pixels - 1)), norm.momentum)
-    return pooled
-
-
 def has_fused_pool(model: nn.Module) -> bool:
     """Whether the network is a timm ResNet that begins with convolution, plain BatchNorm, ReLU and the max-pooling."""
     if not isinstance(model, ResNet):
         return False
-    norm = model.bn1
-    return (
-        type(norm) is nn.BatchNorm2d
-        and norm.affine
-        and norm.track_running_stats
-        and norm.momentum is not None
-        and type(model.act1) is nn.ReLU
-        and is_pool(model.maxpool)
-    )
+    return has_plain_options(model.bn1) and type(model.act1) is nn.ReLU and is_pool(model.maxpool)
 
 
 def use_kernels(model: nn.Module, options: KernelsConfig) -> None:
@@ -80,6 +56,8 @@ def use_kernels(model: nn.Module, options: KernelsConfig) -> None:
             cast(FoldedStemConv2d, module).everywhere = options.stem == "true"
         if options.max_pool != "false" and is_pool(module):
             module.__class__ = FastMaxPool2d
+        if options.batchnorm != "false" and type(module) is nn.BatchNorm2d and has_plain_options(module):
+            module.__class__ = FastBatchNorm2d
     if options.norm_relu_pool != "false" and type(model) is ResNet and has_fused_pool(model):
         model.__class__ = FusedPoolResNet
 
@@ -88,6 +66,11 @@ def nothing_to_speed_up(model: nn.Module, options: KernelsConfig) -> list[Proble
     """What to say of each option that is ``true`` while the network has no such layer."""
     asked = {
         "stem": (options.stem, "7x7 convolution of stride 2 on 3 channels", any(map(is_stem, model.modules()))),
+        "batchnorm": (
+            options.batchnorm,
+            "plain BatchNorm (scale, bias and running statistics)",
+            any(map(has_plain_options, model.modules())),
+        ),
         "max_pool": (options.max_pool, "max-pooling 3x3 of stride 2", any(map(is_pool, model.modules()))),
         "norm_relu_pool": (
             options.norm_relu_pool,

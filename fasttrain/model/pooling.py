@@ -1,7 +1,6 @@
-"""Max-pooling 3x3, stride 2, padding 1, whose backward reads and writes each value once; also with BatchNorm and ReLU.
+"""Max-pooling 3x3, stride 2, padding 1, whose backward reads and writes each value once.
 
-Alone, values equal PyTorch's to the bit, ties and NaN included, and gradients but for the order of four summands. With
-BatchNorm and ReLU before it they are equal within the roundings of the images' type.
+Values equal PyTorch's to the bit, ties and NaN included, and gradients but for the order of four summands.
 """
 
 from __future__ import annotations
@@ -51,9 +50,6 @@ def can_pool(images: Tensor) -> bool:
     return HAS_TRITON and images.is_cuda and channels_last and images.dtype in DTYPES and torch.is_grad_enabled()
 
 
-# --- alone ---
-
-
 @torch.library.custom_op("fasttrain::max_pool", mutates_args=(), schema="(Tensor images) -> (Tensor, Tensor)")
 def max_pool(images: Tensor) -> tuple[Tensor, Tensor]:
     """Largest value of each window and, for the backward, the number of its pixel, uint8 in 0..8.
@@ -65,8 +61,8 @@ def max_pool(images: Tensor) -> tuple[Tensor, Tensor]:
         Both [n, c, ceil(h / 2), ceil(w / 2)] in channels_last memory.
     """
     images = images.contiguous(memory_format=torch.channels_last)
-    pooled, winners = _pooled_like(images, images.dtype), _pooled_like(images, torch.uint8)
-    _launch("pool", images.shape, (images, None, None, None, pooled, winners, None), norm=False)
+    pooled, winners = pooled_like(images, images.dtype), pooled_like(images, torch.uint8)
+    launch("pool", images.shape, (images, None, None, None, pooled, winners, None), norm=False)
     return pooled, winners
 
 
@@ -80,19 +76,19 @@ def max_pool_backward(grad_pooled: Tensor, winners: Tensor, height: int, width: 
     grad_pooled = grad_pooled.contiguous(memory_format=torch.channels_last)
     winners = winners.contiguous(memory_format=torch.channels_last)
     shape = (*grad_pooled.shape[:2], height, width)
-    grad_images = _empty(grad_pooled, shape, grad_pooled.dtype)
-    _launch("pool_backward", shape, (grad_pooled, winners, None, None, None, None, None, grad_images), norm=False)
+    grad_images = empty_channels_last(grad_pooled, shape, grad_pooled.dtype)
+    launch("pool_backward", shape, (grad_pooled, winners, None, None, None, None, None, grad_images), norm=False)
     return grad_images
 
 
 @max_pool.register_fake
 def _(images: Tensor) -> tuple[Tensor, Tensor]:
-    return _pooled_like(images, images.dtype), _pooled_like(images, torch.uint8)
+    return pooled_like(images, images.dtype), pooled_like(images, torch.uint8)
 
 
 @max_pool_backward.register_fake
 def _(grad_pooled: Tensor, winners: Tensor, height: int, width: int) -> Tensor:
-    return _empty(grad_pooled, (*grad_pooled.shape[:2], height, width), grad_pooled.dtype)
+    return empty_channels_last(grad_pooled, (*grad_pooled.shape[:2], height, width), grad_pooled.dtype)
 
 
 def _keep_winners(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -108,107 +104,7 @@ def _backward(ctx: Any, grad_pooled: Tensor, _: Tensor | None) -> Tensor:
 max_pool.register_autograd(_backward, setup_context=_keep_winners)
 
 
-# --- with BatchNorm and ReLU before it ---
-
-
-@torch.library.custom_op(
-    "fasttrain::norm_relu_pool",
-    mutates_args=(),
-    schema="(Tensor images, Tensor mean, Tensor scale, Tensor bias) -> (Tensor, Tensor, Tensor)",
-)
-def norm_relu_pool(images: Tensor, mean: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``max_pool`` of ``relu((images - mean) * scale + bias)``, which is rounded to the images' type but not stored.
-
-    Args:
-        images: bf16, fp16 or fp32 [n, c, h, w].
-        mean, scale, bias: fp32 [c].
-
-    Returns:
-        Largest values, their pixels' numbers, and these pixels of ``images``. It has no gradient of its own.
-    """
-    images = images.contiguous(memory_format=torch.channels_last)
-    pooled, winners = _pooled_like(images, images.dtype), _pooled_like(images, torch.uint8)
-    picked = torch.empty_like(pooled)
-    _launch("pool", images.shape, (images, mean, scale, bias, pooled, winners, picked), norm=True)
-    return pooled, winners, picked
-
-
-@torch.library.custom_op(
-    "fasttrain::norm_pool_backward",
-    mutates_args=(),
-    schema="(Tensor grad_pooled, Tensor winners, Tensor images, Tensor mean, Tensor scale, Tensor slope, Tensor shift)"
-    " -> Tensor",
-)
-def norm_pool_backward(
-    grad_pooled: Tensor, winners: Tensor, images: Tensor, mean: Tensor, scale: Tensor, slope: Tensor, shift: Tensor
-) -> Tensor:
-    """``scale * g + slope * (images - mean) + shift``, g the gradient of the pooling; the rest fp32 [c]."""
-    grad_pooled, winners, images = (
-        tensor.contiguous(memory_format=torch.channels_last) for tensor in (grad_pooled, winners, images)
-    )
-    grad_images = torch.empty_like(images)
-    tensors = (grad_pooled, winners, images, mean, scale, slope, shift, grad_images)
-    _launch("pool_backward", images.shape, tensors, norm=True)
-    return grad_images
-
-
-@norm_relu_pool.register_fake
-def _(images: Tensor, mean: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(_pooled_like(images, dtype) for dtype in (images.dtype, torch.uint8, images.dtype))  # type: ignore[return-value]
-
-
-@norm_pool_backward.register_fake
-def _(
-    grad_pooled: Tensor, winners: Tensor, images: Tensor, mean: Tensor, scale: Tensor, slope: Tensor, shift: Tensor
-) -> Tensor:
-    return _empty(images, tuple(images.shape), images.dtype)
-
-
-class BatchNormReluPool(torch.autograd.Function):
-    """BatchNorm by the batch's own statistics, ReLU, and the pooling.
-
-    Both sums of BatchNorm's gradient are over pooled values only, as no other pixel has a gradient; then one pass
-    writes the gradient of the images.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Pooled values of the images' type, and mean and (biased) variance of each channel, fp32 [c]."""
-        var, mean = torch.var_mean(images.float(), (0, 2, 3), correction=0)
-        inverse_std = torch.rsqrt(var + eps)
-        pooled, winners, picked = torch.ops.fasttrain.norm_relu_pool(images, mean, weight * inverse_std, bias)
-        ctx.save_for_backward(images, weight, mean, inverse_std, pooled, winners, picked)
-        ctx.mark_non_differentiable(mean, var)
-        return pooled, mean, var
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Gradients of images, weight and bias."""
-        images, weight, mean, inverse_std, pooled, winners, picked = ctx.saved_tensors
-        per_channel = (1, -1, 1, 1)
-        grad = torch.where(pooled <= 0, 0, grads[0]).float()
-        normal = (picked.float() - mean.view(per_channel)) * inverse_std.view(per_channel)
-        grad_bias = grad.sum((0, 2, 3))
-        grad_weight = (grad * normal).sum((0, 2, 3))
-        # arXiv:1502.03167, section 3, with the sums over all pixels of a channel.
-        scale = weight * inverse_std
-        num_pixels = images.numel() // images.shape[1]
-        grad_images = torch.ops.fasttrain.norm_pool_backward(
-            grad.to(images.dtype),
-            winners,
-            images,
-            mean,
-            scale,
-            -scale * inverse_std * grad_weight / num_pixels,
-            -scale * grad_bias / num_pixels,
-        )
-        return grad_images, grad_weight, grad_bias, None
-
-
-# --- both ---
-
-
-def _launch(kernel: str, shape: Any, tensors: tuple[Tensor | None, ...], *, norm: bool) -> None:
+def launch(kernel: str, shape: Any, tensors: tuple[Tensor | None, ...], *, norm: bool) -> None:
     """Run a kernel over the windows of images of ``shape`` [n, c, h, w]."""
     from fasttrain.model import pooling_kernels
 
@@ -228,12 +124,14 @@ def _launch(kernel: str, shape: Any, tensors: tuple[Tensor | None, ...], *, norm
     )
 
 
-def _pooled_like(images: Tensor, dtype: torch.dtype) -> Tensor:
+def pooled_like(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """An empty tensor for one value a window."""
     n, c, h, w = images.shape
-    return _empty(images, (n, c, (h + 1) // 2, (w + 1) // 2), dtype)
+    return empty_channels_last(images, (n, c, (h + 1) // 2, (w + 1) // 2), dtype)
 
 
-def _empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def empty_channels_last(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An empty tensor in channels_last memory on the device of another."""
     return torch.empty(shape, dtype=dtype, device=like.device, memory_format=torch.channels_last)
 
 

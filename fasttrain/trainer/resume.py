@@ -24,6 +24,7 @@ HARMLESS = (
     "data.workers",
     "data.backend",
     "model.kernels.stem",
+    "model.kernels.batchnorm",
     "model.kernels.max_pool",
     "model.kernels.norm_relu_pool",
 )

@@ -15,56 +15,58 @@ from fasttrain.config.schema import KernelsConfig
 from fasttrain.errors import ConfigError
 from fasttrain.model.check import asked_gpu_kernels, check, check_libraries
 from fasttrain.model.kernels import FusedPoolResNet, use_kernels
+from fasttrain.model.moments import FastBatchNorm2d
 from fasttrain.model.pooling import FastMaxPool2d, can_pool, is_pool
 from fasttrain.model.stem import FoldedStemConv2d
 from fasttrain.trainer.resume import HARMLESS
 from tests.model.test_model_check import CONFIG, run, told
 
-AUTO = KernelsConfig(stem="auto", max_pool="auto", norm_relu_pool="auto")
+KEYS = ("stem", "batchnorm", "max_pool", "norm_relu_pool")
+AUTO = KernelsConfig(stem="auto", batchnorm="auto", max_pool="auto", norm_relu_pool="auto")
 
 
-def found(name: str, options: KernelsConfig = AUTO) -> tuple[bool, bool, bool]:
-    """Whether a network of timm has a folded stem, a faster pooling, and both fused with what stands between."""
+def found(name: str, options: KernelsConfig = AUTO) -> list[bool]:
+    """Whether a network of timm has a folded stem, BatchNorm by sums, the faster pooling, and that fused."""
     with torch.device("meta"):
         network = timm.create_model(name, num_classes=10)
     names = list(network.state_dict())
     use_kernels(network, options)
     assert list(network.state_dict()) == names
     kinds = {type(module) for module in network.modules()}
-    return FoldedStemConv2d in kinds, FastMaxPool2d in kinds, FusedPoolResNet in kinds
+    return [kind in kinds for kind in (FoldedStemConv2d, FastBatchNorm2d, FastMaxPool2d, FusedPoolResNet)]
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("resnet50", (True, True, True)),
-        ("resnet50d", (False, True, True)),
-        ("densenet121", (True, True, False)),
-        ("resnetblur50", (True, False, False)),
-        ("mobilenetv3_small_050", (False, False, False)),
+        ("resnet50", [True, True, True, True]),
+        ("resnet50d", [False, True, True, True]),
+        ("densenet121", [True, False, True, False]),
+        ("resnetblur50", [True, True, False, False]),
+        ("vit_tiny_patch16_224", [False, False, False, False]),
     ],
 )
-def test_layers_that_are_found(name: str, expected: tuple[bool, bool, bool]) -> None:
+def test_layers_that_are_found(name: str, expected: list[bool]) -> None:
     assert found(name) == expected
 
 
 def test_false_leaves_every_layer_as_it_is() -> None:
-    off = KernelsConfig(stem="false", max_pool="false", norm_relu_pool="false")
-    assert found("resnet50", off) == (False, False, False)
-    assert found("resnet50", replace(off, norm_relu_pool="auto")) == (False, False, True)
+    off = KernelsConfig(stem="false", batchnorm="false", max_pool="false", norm_relu_pool="false")
+    assert found("resnet50", off) == [False, False, False, False]
+    assert found("resnet50", replace(off, norm_relu_pool="auto")) == [False, False, False, True]
 
 
-@pytest.mark.parametrize("key", ["stem", "max_pool", "norm_relu_pool"])
+@pytest.mark.parametrize("key", KEYS)
 def test_true_for_a_network_without_such_layers_is_refused(key: str) -> None:
     options = replace(AUTO, **{key: "true"})
-    with pytest.raises(ConfigError, match=rf"model\.kernels\.{key}=true: MobileNetV3 has no"):
-        found("mobilenetv3_small_050", options)
-    problems = check_libraries(run(name="mobilenetv3_small_050", kernels=options), 10)
-    assert f"model.kernels.{key}=true: MobileNetV3 has no" in told(problems)
+    with pytest.raises(ConfigError, match=rf"model\.kernels\.{key}=true: VisionTransformer has no"):
+        found("vit_tiny_patch16_224", options)
+    problems = check_libraries(run(name="vit_tiny_patch16_224", kernels=options), 10)
+    assert f"model.kernels.{key}=true: VisionTransformer has no" in told(problems)
     assert f"model.kernels.{key}=auto" in told(problems)
 
 
-@pytest.mark.parametrize("key", ["max_pool", "norm_relu_pool"])
+@pytest.mark.parametrize("key", ["batchnorm", "max_pool", "norm_relu_pool"])
 def test_kernels_that_only_a_gpu_has_are_refused_without_one(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = run(name="resnet18", kernels=replace(AUTO, **{key: "true"}))
     assert asked_gpu_kernels(config) == [key]
@@ -91,6 +93,13 @@ def replace_model(config: Any, kernels: KernelsConfig) -> Any:
     return SimpleNamespace(model=replace(CONFIG, kernels=kernels), stages=config.stages, trainer=config.trainer)
 
 
+def test_batchnorm_by_sums_needs_compilation() -> None:
+    config = run(kernels=replace(AUTO, batchnorm="true"))
+    assert check(config) == []
+    config.trainer.compile = False
+    assert "model.kernels.batchnorm=true needs trainer.compile=true" in told(check(config))
+
+
 def test_images_on_a_cpu_are_not_for_the_kernels() -> None:
     images = torch.zeros(2, 3, 8, 8, requires_grad=True).to(memory_format=torch.channels_last)
     assert not can_pool(images)
@@ -107,4 +116,4 @@ def test_other_poolings_are_left_alone(changes: dict[str, Any]) -> None:
 
 
 def test_a_resume_may_change_them() -> None:
-    assert {f"model.kernels.{key}" for key in ("stem", "max_pool", "norm_relu_pool")} <= set(HARMLESS)
+    assert {f"model.kernels.{key}" for key in KEYS} <= set(HARMLESS)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 pytest.importorskip("triton")
 
 from fasttrain.config.schema import KernelsConfig
-from fasttrain.model import kernels, pooling
+from fasttrain.model import kernels, norm_relu_pool, pooling
 from fasttrain.model.kernels import FusedPoolResNet, use_kernels
 from fasttrain.model.pooling import FastMaxPool2d
 
@@ -23,7 +23,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
 
-OFF = KernelsConfig(stem="false", max_pool="false", norm_relu_pool="false")
+OFF = KernelsConfig(stem="false", batchnorm="false", max_pool="false", norm_relu_pool="false")
 FUSED = replace(OFF, norm_relu_pool="auto")
 ALONE = replace(OFF, max_pool="auto")
 
@@ -39,7 +39,10 @@ def on_the_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def networks(options: KernelsConfig) -> tuple[nn.Module, nn.Module]:
     """Timm's network, and the same with ``options``."""
     torch.manual_seed(1)
-    plain = ResNet(BasicBlock, (1, 1, 1, 1), num_classes=5, channels=(8, 8, 8, 8), zero_init_last=False)
+    plain = ResNet(BasicBlock, (1, 1, 1, 1), num_classes=5)
+    for name in ("layer1", "layer2", "layer3", "layer4"):
+        setattr(plain, name, nn.Identity())
+    plain.fc = nn.Linear(64, 5)
     plain.to(DEVICE, memory_format=torch.channels_last)
     ours = copy.deepcopy(plain)
     use_kernels(ours, options)
@@ -90,13 +93,14 @@ def test_validation_is_timms_to_the_bit(options: KernelsConfig) -> None:
 
 def test_the_kernels_are_what_runs_in_training_and_not_in_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[str] = []
-    original = pooling._launch
+    original = pooling.launch
 
     def spy(kernel: str, *arguments: object, norm: bool) -> None:
         launched.append(f"{kernel} {norm}")
         original(kernel, *arguments, norm=norm)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pooling, "_launch", spy)
+    for module in (pooling, norm_relu_pool):
+        monkeypatch.setattr(module, "launch", spy)
     for options, norm in ((FUSED, True), (ALONE, False), (OFF, None)):
         launched.clear()
         _, ours = networks(options)

@@ -27,7 +27,7 @@ CONFIG = ModelConfig(
     args={},
     head_init_std=None,
     batchnorm=OWN,
-    kernels=KernelsConfig(stem="auto", max_pool="auto", norm_relu_pool="auto"),
+    kernels=KernelsConfig(stem="auto", batchnorm="auto", max_pool="auto", norm_relu_pool="auto"),
 )
 
 

@@ -24,7 +24,7 @@ CONFIG = ModelConfig(
     args={},
     head_init_std=None,
     batchnorm=OWN,
-    kernels=KernelsConfig(stem="auto", max_pool="auto", norm_relu_pool="auto"),
+    kernels=KernelsConfig(stem="auto", batchnorm="auto", max_pool="auto", norm_relu_pool="auto"),
 )
 
 
@@ -33,7 +33,9 @@ def stage(px: int, val_px: int, *, rectangular: bool = False) -> StageConfig:
 
 
 def run(*stages: StageConfig, **changes: Any) -> Any:
-    trainer = SimpleNamespace(device_batch_size=None, devices=1, num_nodes=1, channels_last=True, accelerator="auto")
+    trainer = SimpleNamespace(
+        device_batch_size=None, devices=1, num_nodes=1, channels_last=True, compile=True, accelerator="auto"
+    )
     return SimpleNamespace(model=replace(CONFIG, **changes), stages=list(stages) or [stage(96, 128)], trainer=trainer)
 
 

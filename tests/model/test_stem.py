@@ -15,7 +15,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.model.kernels import use_kernels
 from fasttrain.model.stem import FoldedStemConv2d, folded_conv, is_stem
 
-OFF = KernelsConfig(stem="false", max_pool="false", norm_relu_pool="false")
+OFF = KernelsConfig(stem="false", batchnorm="false", max_pool="false", norm_relu_pool="false")
 
 
 def stem(*, everywhere: bool) -> nn.Conv2d:

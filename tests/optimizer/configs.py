@@ -75,7 +75,7 @@ def run_config(kind: str, *, epochs: int = 28, model: str = "resnet18d", **chang
         args={},
         head_init_std=None,
         batchnorm=BatchNormConfig(zero_init_last=None, momentum=None, eps=None),
-        kernels=KernelsConfig(stem="auto", max_pool="auto", norm_relu_pool="auto"),
+        kernels=KernelsConfig(stem="auto", batchnorm="auto", max_pool="auto", norm_relu_pool="auto"),
     )
     return SimpleNamespace(
         optimizer=schema(kind=kind, **(SHARED | own | changes)),

@@ -1,4 +1,4 @@
-"""The pooling's tests where there is no GPU: in Triton's interpreter, chosen before Triton is imported."""
+"""The kernels' tests where there is no GPU: in Triton's interpreter, chosen before Triton is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 HERE = Path(__file__)
 
 
-@pytest.mark.parametrize("name", ["test_pooling.py", "test_kernels_in_networks.py"])
+@pytest.mark.parametrize("name", ["test_pooling.py", "test_channel_sums.py", "test_kernels_in_networks.py"])
 def test_the_kernels_in_tritons_interpreter(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(HERE.with_name(name))]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

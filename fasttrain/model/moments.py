@@ -1,8 +1,9 @@
 """BatchNorm whose mean and variance come from two sums.
 
 Compilers follow mean and variance through each value in turn (Welford), with a division for each, and so read the
-activations at half of the memory's speed. Two sums of the values less a number near their mean cost nothing beside the
-reading, and lose nothing either: that number is the running mean. Equal to PyTorch's within roundings of fp32.
+activations at half of the memory's speed. Two sums cost nothing beside the reading. They are taken of the values less
+the first one, which is as near the mean as any, so that the difference of squares loses next to nothing: equal to
+PyTorch's within roundings of fp32.
 """
 
 from __future__ import annotations
@@ -39,11 +40,9 @@ class BatchNormBySums(torch.autograd.Function):
     """BatchNorm by the batch's own statistics."""
 
     @staticmethod
-    def forward(
-        ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, shift: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         """The normalised images in their type, and mean and (biased) variance of each channel, fp32 [c]."""
-        mean, var = moments(images, shift)
+        mean, var = moments(images)
         inverse_std = torch.rsqrt(var + eps)
         centred = images.float() - mean.view(PER_CHANNEL)
         normal = centred * (weight * inverse_std).view(PER_CHANNEL) + bias.view(PER_CHANNEL)
@@ -52,7 +51,7 @@ class BatchNormBySums(torch.autograd.Function):
         return normal.to(images.dtype), mean, var
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Gradients of images, weight and bias: arXiv:1502.03167, section 3."""
         images, weight, mean, inverse_std = ctx.saved_tensors
         grad, centred = grads[0].float(), images.float() - mean.view(PER_CHANNEL)
@@ -61,14 +60,14 @@ class BatchNormBySums(torch.autograd.Function):
         slope = inverse_std.square() * along / num_pixels
         projected = grad - (grad_bias / num_pixels).view(PER_CHANNEL) - centred * slope.view(PER_CHANNEL)
         grad_images = projected * (weight * inverse_std).view(PER_CHANNEL)
-        return grad_images.to(images.dtype), along * inverse_std, grad_bias, None, None
+        return grad_images.to(images.dtype), along * inverse_std, grad_bias, None
 
 
 def batchnorm_by_sums(norm: nn.BatchNorm2d, images: Tensor) -> Tensor:
     """``BatchNormBySums`` with a layer's parameters; moves its running statistics as the layer does."""
     normal, mean, var = cast(
         tuple[Tensor, Tensor, Tensor],
-        BatchNormBySums.apply(images, norm.weight, norm.bias, norm.running_mean, norm.eps),
+        BatchNormBySums.apply(images, norm.weight, norm.bias, norm.eps),
     )
     move_running_statistics(norm, mean, var, images.numel() // images.shape[1])
     return normal
@@ -97,16 +96,16 @@ def move_running_statistics(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor, num
         norm.running_var.lerp_(var * (num_pixels / (num_pixels - 1)), norm.momentum)
 
 
-def moments(images: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel, fp32 [c].
+def moments(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel of [n, c, h, w], fp32 [c].
 
-    Args:
-        images: [n, c, h, w].
-        shift: fp32 [c]; a hundred standard deviations away from the mean it costs the variance its fourth digit.
+    A first value d standard deviations away from the mean costs the variance d^2 roundings.
     """
+    # Not the running mean: a step moves it, and what the backward computes anew would follow.
+    shift = images[0, :, 0, 0].float()
     num_pixels = images.numel() // images.shape[1]
     if can_sum(images):
-        total, squares = torch.ops.fasttrain.channel_sums(images, shift).sum(0)
+        total, squares = torch.ops.fasttrain.channel_sums(images).sum(0)
     else:
         distance = images.float() - shift.view(PER_CHANNEL)
         total, squares = distance.sum(ALL_BUT_CHANNELS), distance.square().sum(ALL_BUT_CHANNELS)
@@ -125,9 +124,9 @@ def can_sum(images: Tensor) -> bool:
     return HAS_TRITON and images.is_cuda and images.is_contiguous(memory_format=torch.channels_last)
 
 
-@torch.library.custom_op("fasttrain::channel_sums", mutates_args=(), schema="(Tensor images, Tensor shift) -> Tensor")
-def channel_sums(images: Tensor, shift: Tensor) -> Tensor:
-    """Sums of ``images - shift`` and of its square over parts of the pixels, fp32 [parts, 2, c]; no gradient."""
+@torch.library.custom_op("fasttrain::channel_sums", mutates_args=(), schema="(Tensor images) -> Tensor")
+def channel_sums(images: Tensor) -> Tensor:
+    """Sums of each pixel less the first, and of the square, over parts of the pixels: fp32 [parts, 2, c]."""
     from fasttrain.model import moments_kernels
 
     images = images.contiguous(memory_format=torch.channels_last)
@@ -137,7 +136,6 @@ def channel_sums(images: Tensor, shift: Tensor) -> Tensor:
     sums = torch.empty(num_chunks, 2, channels, dtype=torch.float32, device=images.device)
     moments_kernels.channel_sums[(num_chunks, -(-channels // block_channels))](
         images,
-        shift,
         sums,
         num_pixels,
         CHANNELS=channels,
@@ -150,7 +148,7 @@ def channel_sums(images: Tensor, shift: Tensor) -> Tensor:
 
 
 @channel_sums.register_fake
-def _(images: Tensor, shift: Tensor) -> Tensor:
+def _(images: Tensor) -> Tensor:
     num_chunks = _chunks(images.numel() // images.shape[1], images.shape[1])[0]
     return images.new_empty((num_chunks, 2, images.shape[1]), dtype=torch.float32)
 

@@ -10,7 +10,6 @@ import triton.language as tl
 @triton.jit
 def channel_sums(
     images,
-    shift,
     sums,
     num_pixels,
     CHANNELS: tl.constexpr,
@@ -18,17 +17,16 @@ def channel_sums(
     BLOCK_PIXELS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
 ):
-    """Sums of ``image - shift`` and of its square over ``CHUNK_PIXELS`` pixels, fp32, for each channel.
+    """Sums of each pixel less the first one, and of the square, over ``CHUNK_PIXELS`` pixels, for each channel.
 
     Args:
         images: [num_pixels, CHANNELS].
-        shift: fp32 [CHANNELS], near the mean, so that the squares lose nothing.
         sums: fp32 [chunks, 2, CHANNELS], written.
     """
     chunk = tl.program_id(0)
     channel = (tl.program_id(1) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS))[None, :]
     known = channel < CHANNELS
-    near = tl.load(shift + channel, mask=known, other=0.0)
+    shift = tl.load(images + channel, mask=known, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_PIXELS, BLOCK_CHANNELS), tl.float32)
     squares = tl.zeros((BLOCK_PIXELS, BLOCK_CHANNELS), tl.float32)
     first = chunk.to(tl.int64) * CHUNK_PIXELS
@@ -38,7 +36,7 @@ def channel_sums(
         pixel = (start + tl.arange(0, BLOCK_PIXELS))[:, None]
         mask = (pixel < left) & known
         value = tl.load(place + pixel * CHANNELS + channel, mask=mask, other=0.0).to(tl.float32)
-        distance = tl.where(mask, value - near, 0.0)
+        distance = tl.where(mask, value - shift, 0.0)
         total += distance
         squares += distance * distance
     out = sums + chunk.to(tl.int64) * 2 * CHANNELS + channel

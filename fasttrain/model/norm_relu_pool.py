@@ -75,11 +75,9 @@ class BatchNormReluPool(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, shift: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         """Pooled values of the images' type, and mean and (biased) variance of each channel, fp32 [c]."""
-        mean, var = moments(images, shift)
+        mean, var = moments(images)
         inverse_std = torch.rsqrt(var + eps)
         pooled, winners, picked = torch.ops.fasttrain.norm_relu_pool(images, mean, weight * inverse_std, bias)
         ctx.save_for_backward(images, weight, mean, inverse_std, pooled, winners, picked)
@@ -87,7 +85,7 @@ class BatchNormReluPool(torch.autograd.Function):
         return pooled, mean, var
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Gradients of images, weight and bias."""
         images, weight, mean, inverse_std, pooled, winners, picked = ctx.saved_tensors
         grad = torch.where(pooled <= 0, 0, grads[0]).float()
@@ -106,14 +104,14 @@ class BatchNormReluPool(torch.autograd.Function):
             -scale * inverse_std * grad_weight / num_pixels,
             -scale * grad_bias / num_pixels,
         )
-        return grad_images, grad_weight, grad_bias, None, None
+        return grad_images, grad_weight, grad_bias, None
 
 
 def batchnorm_relu_pool(norm: nn.BatchNorm2d, images: Tensor) -> Tensor:
     """``BatchNormReluPool`` with a layer's parameters; moves its running statistics as the layer does."""
     pooled, mean, var = cast(
         tuple[Tensor, Tensor, Tensor],
-        BatchNormReluPool.apply(images, norm.weight, norm.bias, norm.running_mean, norm.eps),
+        BatchNormReluPool.apply(images, norm.weight, norm.bias, norm.eps),
     )
     move_running_statistics(norm, mean, var, images.numel() // images.shape[1])
     return pooled

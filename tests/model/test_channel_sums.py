@@ -26,13 +26,12 @@ def test_sums_are_those_of_float64(shape: tuple[int, ...], dtype: torch.dtype, m
     channels = shape[1]
     generator = torch.Generator().manual_seed(1)
     images = (torch.randn(shape, generator=generator) + 4).to(dtype).to(DEVICE)
-    shift = (4 + torch.randn(channels, generator=generator) / 8).to(DEVICE)
-    sums = torch.ops.fasttrain.channel_sums(images.contiguous(memory_format=torch.channels_last), shift)
-    distance = images.double() - shift.double().view(1, -1, 1, 1)
+    sums = torch.ops.fasttrain.channel_sums(images.contiguous(memory_format=torch.channels_last))
+    distance = images.double() - images[:1, :, :1, :1].double()
     assert sums.shape[1:] == (2, channels)
     expected = torch.stack([distance.sum((0, 2, 3)), distance.square().sum((0, 2, 3))])
     torch.testing.assert_close(sums.double().sum(0), expected, rtol=1e-5, atol=1e-4)
-    mean, var = moments.moments(images, shift)
+    mean, var = moments.moments(images)
     torch.testing.assert_close(mean.double(), images.double().mean((0, 2, 3)), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(var.double(), images.double().var((0, 2, 3), correction=0), rtol=1e-4, atol=1e-5)
 
@@ -40,8 +39,7 @@ def test_sums_are_those_of_float64(shape: tuple[int, ...], dtype: torch.dtype, m
 def test_traced_shapes_are_the_real_ones() -> None:
     images = torch.randn(2, 8, 5, 6, device=DEVICE).contiguous(memory_format=torch.channels_last)
     checks = ("test_schema", "test_faketensor")
-    operands = (images, torch.zeros(8, device=DEVICE))
-    torch.library.opcheck(torch.ops.fasttrain.channel_sums.default, operands, test_utils=checks)
+    torch.library.opcheck(torch.ops.fasttrain.channel_sums.default, (images,), test_utils=checks)
 
 
 @pytest.mark.parametrize(

@@ -37,26 +37,21 @@ def layers() -> tuple[nn.BatchNorm2d, nn.BatchNorm2d]:
     return plain, ours
 
 
-@pytest.mark.parametrize("shift", [MEANS, MEANS + 3 * STDS + 0.01, torch.zeros(5)], ids=["mean", "near", "zero"])
-def test_moments_are_those_of_float64(shift: Tensor) -> None:
+def test_moments_are_those_of_float64() -> None:
     exact = images().double()
-    mean, var = moments.moments(images(), shift)
+    mean, var = moments.moments(images())
     torch.testing.assert_close(mean.double(), exact.mean((0, 2, 3)), rtol=1e-6, atol=1e-6)
-    # A shift of d standard deviations costs d^2 units of the last place.
-    tolerance = 1e-6 if shift is not MEANS and shift.any() else 0.0
     expected = exact.var((0, 2, 3), correction=0)
-    far = ((shift - MEANS).double().square() + expected) * 1e-6
-    assert ((var.double() - expected).abs() <= far + tolerance).all()
-    assert (var >= 0).all()
+    # The first value is d standard deviations away from the mean: d^2 + 1 roundings.
+    roundings = (exact[0, :, 0, 0] - exact.mean((0, 2, 3))).square() + expected
+    assert ((var.double() - expected).abs() <= 1e-6 * roundings).all()
+    assert float(var[3]) == 0
 
 
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_values_gradients_and_running_statistics_are_pytorchs(dtype: torch.dtype) -> None:
     plain, ours = layers()
-    with torch.no_grad():
-        for layer in (plain, ours):
-            layer.running_mean.copy_(MEANS)
     theirs, given = (images(dtype).requires_grad_() for _ in range(2))
     expected, found = plain(theirs), ours(given)
     assert found.dtype == expected.dtype == dtype
@@ -108,12 +103,18 @@ def test_without_gradients_the_plain_layer_runs() -> None:
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_a_compiled_layer_is_the_uncompiled_one() -> None:
-    first, second = layers()[1], layers()[1]
-    given = images()
-    compiled = torch.compile(second, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(given), first(given), rtol=1e-5, atol=1e-5)
-    for got, wanted in zip(second.buffers(), first.buffers(), strict=True):
+def test_a_compiled_training_step_is_the_uncompiled_one() -> None:
+    # This backend has inductor's choice of what the backward computes anew: nothing of it may be what a step moves.
+    layer, compiled = layers()[1], layers()[1]
+    first, second = (images().requires_grad_() for _ in range(2))
+    run = torch.compile(compiled, backend="aot_eager_decomp_partition", fullgraph=True)
+    grad = torch.randn(first.shape, generator=torch.Generator().manual_seed(6))
+    layer(first).backward(grad)
+    run(second).backward(grad)
+    pairs = [(second, first), (compiled.weight, layer.weight), (compiled.bias, layer.bias)]
+    for got, wanted in pairs:
+        torch.testing.assert_close(got.grad, wanted.grad, rtol=1e-4, atol=1e-4)
+    for got, wanted in zip(compiled.buffers(), layer.buffers(), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
 
 

@@ -99,7 +99,7 @@ def test_batchnorm_relu_and_pool_are_those_of_pytorch_in_fp32(shape: tuple[int, 
     values = (torch.randn(shape, generator=generator) * 3 + 20).to(DEVICE)
     ours, theirs = (values.contiguous(memory_format=torch.channels_last).requires_grad_() for _ in range(2))
     norm, wanted = batchnorm(shape[1]), batchnorm(shape[1])
-    pooled, mean, var = BatchNormReluPool.apply(ours, norm.weight, norm.bias, norm.running_mean, norm.eps)
+    pooled, mean, var = BatchNormReluPool.apply(ours, norm.weight, norm.bias, norm.eps)
     expected = plain(theirs, wanted)
     torch.testing.assert_close(pooled, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(mean, values.mean((0, 2, 3)), rtol=1e-5, atol=1e-5)
@@ -118,7 +118,7 @@ def test_batchnorm_relu_and_pool_in_bf16_stay_within_its_roundings() -> None:
     ours = values.contiguous(memory_format=torch.channels_last).requires_grad_()
     exact = values.double().requires_grad_()
     norm, wanted = batchnorm(16), batchnorm(16).double()
-    pooled, _, _ = BatchNormReluPool.apply(ours, norm.weight, norm.bias, norm.running_mean, norm.eps)
+    pooled, _, _ = BatchNormReluPool.apply(ours, norm.weight, norm.bias, norm.eps)
     expected = plain(exact, wanted)
     assert pooled.dtype == torch.bfloat16
     # A unit in the last of 8 bits: Triton's interpreter cuts off what a GPU rounds.

@@ -123,6 +123,14 @@ class BatchNormConfig:
 
 
 @dataclass(frozen=True)
+class KernelsConfig:
+    stem: str = choice("auto", "true", "false")
+    batchnorm: str = choice("auto", "true", "false")
+    max_pool: str = choice("auto", "true", "false")
+    norm_relu_pool: str = choice("auto", "true", "false")
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     name: str = text("resnet50")
     num_classes: int | None = number(ge=2, unit="classes", example="1000")
@@ -131,6 +139,7 @@ class ModelConfig:
     args: dict[str, Any] = text("{drop_path_rate: 0.05}")
     head_init_std: float | None = number(gt=0, unit="standard deviation", example="0.01")
     batchnorm: BatchNormConfig = part()
+    kernels: KernelsConfig = part()
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ class DaliBackend:
         self._owner = None
         try:
             self._headers.feed(self._paths([request.split.paths[row] for row in request.rows.tolist()]))
-            encoded, shapes = self._headers.take()
+            encoded, shapes, *_ = self._headers.take()
             inputs = {"image": encoded, **self._boxes(request, np.array(shapes.as_tensor())[:, :2])}
             self._load, found = fastest_load(
                 inputs, len(request.rows), self._pixel_stage, self._device, seconds=TUNE_SECONDS

@@ -15,6 +15,7 @@ from fasttrain.config.schema import ModelConfig
 from fasttrain.errors import ConfigError, MachineError, Problem
 from fasttrain.model import batchnorm, hub, whitened  # noqa: F401  (whitened is imported to be registered)
 from fasttrain.model.head import init_head
+from fasttrain.model.kernels import use_kernels
 from fasttrain.model.weights import load_weights
 
 # timm's ResNets take the class of their anti-aliasing layer, and YAML has only names.
@@ -46,6 +47,7 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
     if zero_init and not timm_zero_inits:
         batchnorm.zero_init_last(model)
     batchnorm.apply_options(model, config.batchnorm)
+    use_kernels(model, config.kernels)
     if config.head_init_std is not None:
         init_head(model, config.head_init_std)
     if config.init_from is not None:

@@ -69,6 +69,24 @@ def check(config: RunConfig) -> list[Problem]:
                     "model.batchnorm.frozen_scale=null",
                 )
             )
+    problems += [
+        Problem(f"model.kernels.{key}=true needs trainer.channels_last=true", f"model.kernels.{key}=auto")
+        for key in asked_gpu_kernels(config)
+        if not config.trainer.channels_last
+    ]
+    if model.kernels.batchnorm == "true" and not config.trainer.compile:
+        problems.append(
+            Problem("model.kernels.batchnorm=true needs trainer.compile=true", "model.kernels.batchnorm=auto")
+        )
+    if model.batchnorm.sync:
+        problems += [
+            Problem(
+                f"model.kernels.{key}=true has the statistics of one rank, model.batchnorm.sync=true those of all",
+                f"model.kernels.{key}=auto",
+            )
+            for key in ("batchnorm", "norm_relu_pool")
+            if getattr(model.kernels, key) == "true"
+        ]
     return [*problems, *_check_batchnorm(config)]
 
 
@@ -117,6 +135,12 @@ def _check_batchnorm(config: RunConfig) -> list[Problem]:
     return problems
 
 
+def asked_gpu_kernels(config: RunConfig) -> list[str]:
+    """Kernels that the run insists on and that only a GPU has."""
+    kernels = config.model.kernels
+    return [key for key in ("batchnorm", "max_pool", "norm_relu_pool") if getattr(kernels, key) == "true"]
+
+
 def check_libraries(config: RunConfig, num_classes: int) -> list[Problem]:
     """Problems that only torch and timm can tell; imports both.
 
@@ -143,6 +167,7 @@ def _check_options(config: RunConfig, model: nn.Module) -> list[Problem]:
     from fasttrain.model.build import takes_argument
     from fasttrain.model.ghost import use_groups
     from fasttrain.model.head import init_head
+    from fasttrain.model.kernels import nothing_to_speed_up
 
     problems = []
     name, options = config.model.name, config.model.batchnorm
@@ -157,12 +182,31 @@ def _check_options(config: RunConfig, model: nn.Module) -> list[Problem]:
             use_groups(batchnorm.batchnorms(model), options.ghost_size)
         except ConfigError as error:
             problems += error.problems
+    problems += nothing_to_speed_up(model, config.model.kernels)
+    problems += _check_gpu_kernels(config)
     if config.model.head_init_std is not None:
         try:
             init_head(model, config.model.head_init_std)
         except ConfigError as error:
             problems += error.problems
     return problems
+
+
+def _check_gpu_kernels(config: RunConfig) -> list[Problem]:
+    import torch
+
+    from fasttrain.model.pooling import HAS_TRITON
+
+    asked = asked_gpu_kernels(config)
+    if not asked:
+        return []
+    if config.trainer.accelerator == "cpu" or not torch.cuda.is_available():
+        lacking = "a CUDA device, and this run has none"
+    elif not HAS_TRITON:
+        lacking = "the package triton, which is not installed"
+    else:
+        return []
+    return [Problem(f"model.kernels.{key}=true needs {lacking}", f"model.kernels.{key}=auto") for key in asked]
 
 
 def _check_micro_batches(config: RunConfig, model: nn.Module) -> list[Problem]:

@@ -20,7 +20,17 @@ from fasttrain.trainer.module import ClassifierModule
 log = logging.getLogger("fasttrain")
 
 # Settings of model and data that change where or how fast, not what is trained.
-HARMLESS = ("data.root", "data.workers", "data.backend", "data.hw_decoder_load", "data.cache_dir")
+HARMLESS = (
+    "data.root",
+    "data.workers",
+    "data.backend",
+    "data.hw_decoder_load",
+    "data.cache_dir",
+    "model.kernels.stem",
+    "model.kernels.batchnorm",
+    "model.kernels.max_pool",
+    "model.kernels.norm_relu_pool",
+)
 
 # Classes that a message names; the rest it counts.
 MAX_NAMED = 5

@@ -17,7 +17,7 @@ from fasttrain.model.batchnorm import apply_options, batchnorms, synchronised
 from fasttrain.model.build import build_model
 from fasttrain.model.check import check, check_libraries
 from fasttrain.optimizer.groups import parameter_groups, with_batchnorm_bias_lr
-from tests.model.batchnorm_defaults import OWN
+from tests.model.defaults import KERNELS, OWN
 
 
 def model_config(name: str, **options: Any) -> ModelConfig:
@@ -29,6 +29,7 @@ def model_config(name: str, **options: Any) -> ModelConfig:
         args={},
         head_init_std=None,
         batchnorm=replace(OWN, **options),
+        kernels=KERNELS,
     )
 
 

@@ -17,7 +17,7 @@ from fasttrain.errors import ConfigError, MachineError
 from fasttrain.model import hub
 from fasttrain.model.batchnorm import batchnorms
 from fasttrain.model.build import build_model
-from tests.model.batchnorm_defaults import OWN
+from tests.model.defaults import KERNELS, OWN
 
 CONFIG = ModelConfig(
     name="resnet18d",
@@ -27,6 +27,7 @@ CONFIG = ModelConfig(
     args={},
     head_init_std=None,
     batchnorm=OWN,
+    kernels=KERNELS,
 )
 
 

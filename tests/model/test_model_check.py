@@ -14,7 +14,7 @@ import torch
 from fasttrain.config.schema import ModelConfig, StageConfig
 from fasttrain.model.build import meta_model
 from fasttrain.model.check import check, check_libraries, refusal
-from tests.model.batchnorm_defaults import OWN
+from tests.model.defaults import KERNELS, OWN
 
 CONFIG = ModelConfig(
     name="resnet18d",
@@ -24,6 +24,7 @@ CONFIG = ModelConfig(
     args={},
     head_init_std=None,
     batchnorm=OWN,
+    kernels=KERNELS,
 )
 
 
@@ -32,7 +33,9 @@ def stage(px: int, val_px: int, *, rectangular: bool = False) -> StageConfig:
 
 
 def run(*stages: StageConfig, **changes: Any) -> Any:
-    trainer = SimpleNamespace(device_batch_size=None, devices=1, num_nodes=1)
+    trainer = SimpleNamespace(
+        device_batch_size=None, devices=1, num_nodes=1, channels_last=True, compile=True, accelerator="auto"
+    )
     return SimpleNamespace(model=replace(CONFIG, **changes), stages=list(stages) or [stage(96, 128)], trainer=trainer)
 
 

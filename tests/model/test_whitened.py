@@ -14,7 +14,7 @@ from fasttrain.config.schema import ModelConfig
 from fasttrain.errors import ConfigError
 from fasttrain.model.build import build_model, meta_model
 from fasttrain.model.whitened import WHITENING_EPS, WhitenedConvNet, whitening_filters
-from tests.model.batchnorm_defaults import OWN
+from tests.model.defaults import KERNELS, OWN
 
 CONFIG = ModelConfig(
     name="whitened_convnet",
@@ -24,6 +24,7 @@ CONFIG = ModelConfig(
     args={},
     head_init_std=None,
     batchnorm=OWN,
+    kernels=KERNELS,
 )
 
 

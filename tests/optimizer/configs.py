@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from fasttrain.config.schema import (
-    BatchNormConfig,
     HybridConfig,
     ModelConfig,
     MuonSGDConfig,
@@ -16,6 +15,7 @@ from fasttrain.config.schema import (
     SGDConfig,
     StageConfig,
 )
+from tests.model.defaults import KERNELS, OWN
 
 SHARED: dict[str, Any] = {
     "lr": 0.5,
@@ -77,16 +77,8 @@ def run_config(kind: str, *, epochs: int = 28, model: str = "resnet18d", **chang
         init_from=None,
         args={},
         head_init_std=None,
-        batchnorm=BatchNormConfig(
-            zero_init_last=None,
-            momentum=None,
-            eps=None,
-            ghost_size=None,
-            frozen_scale=None,
-            bias_lr_scale=1.0,
-            sync=False,
-            recalibrate_images=0,
-        ),
+        batchnorm=OWN,
+        kernels=KERNELS,
     )
     return SimpleNamespace(
         optimizer=schema(kind=kind, **(SHARED | own | changes)),

@@ -15,8 +15,9 @@ from fasttrain.data.augment import CROP_STREAM, CROP_TRIES, FLIP_STREAM, MAX_RAT
 from fasttrain.data.batch import to_device
 
 DRAW_BLOCK = 128
-# Output rows and values across (three a pixel) of one program, and its warps.
-CROP_ROWS, CROP_VALUES, CROP_WARPS = 8, 128, 4
+# Output rows and columns of one program, and its warps: on one H200 6.2, 4.6 and 3.6 million crops/s from squares of
+# 160 px to 96, 128 and 160 px, the fastest of 32 shapes and ways.
+CROP_ROWS, CROP_COLUMNS, CROP_WARPS = 4, 32, 2
 
 
 @triton.jit
@@ -146,7 +147,7 @@ def _weight(tap, centre, reach, size):  # type: ignore[no-untyped-def]  # of the
 def _crop_kernel(  # type: ignore[no-untyped-def]
     source, slots, boxes, moves, places, output, height, width, px, tiles_across,
     mean_0, mean_1, mean_2, std_0, std_1, std_2,
-    SCATTERED: tl.constexpr, ROWS: tl.constexpr, VALUES: tl.constexpr,
+    SCATTERED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     image, tile = tl.program_id(0), tl.program_id(1)
     place = image.to(tl.int64)
@@ -158,8 +159,7 @@ def _crop_kernel(  # type: ignore[no-untyped-def]
     pixels = source + tl.load(slots + image) * height * width * 3
 
     row = (tile // tiles_across) * ROWS + tl.arange(0, ROWS)
-    value = (tile % tiles_across) * VALUES + tl.arange(0, VALUES)
-    column, channel = value // 3, value % 3
+    column = (tile % tiles_across) * COLUMNS + tl.arange(0, COLUMNS)
     from_row, from_column = _mirrored(row - down, px), _mirrored(column - across, px)
     from_column = tl.where(flipped != 0, px - 1 - from_column, from_column)
 
@@ -170,29 +170,32 @@ def _crop_kernel(  # type: ignore[no-untyped-def]
     first_x = tl.floor(centre_x - reach_x + 0.5).to(tl.int32)
     taps_y, taps_x = tl.ceil(2.0 * reach_y).to(tl.int32), tl.ceil(2.0 * reach_x).to(tl.int32)
 
-    sum_x = tl.zeros([VALUES], tl.float32)
+    sum_x = tl.zeros([COLUMNS], tl.float32)
     for tap in range(taps_x):
         sum_x += _weight(first_x + tap, centre_x, reach_x, width)
     sum_y = tl.zeros([ROWS], tl.float32)
-    total = tl.zeros([ROWS, VALUES], tl.float32)
+    red = tl.zeros([ROWS, COLUMNS], tl.float32)
+    green = tl.zeros([ROWS, COLUMNS], tl.float32)
+    blue = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tap_y in range(taps_y):
         y = first_y + tap_y
         weight_y = _weight(y, centre_y, reach_y, height)
         sum_y += weight_y
         line = tl.minimum(tl.maximum(y, 0), height - 1) * width * 3
-        across_sum = tl.zeros([ROWS, VALUES], tl.float32)
         for tap_x in range(taps_x):
             x = first_x + tap_x
-            weight_x = _weight(x, centre_x, reach_x, width)
-            offset = tl.minimum(tl.maximum(x, 0), width - 1) * 3 + channel
-            across_sum += weight_x[None, :] * tl.load(pixels + (line[:, None] + offset[None, :])).to(tl.float32)
-        total += weight_y[:, None] * across_sum
-    mean = tl.where(channel == 0, mean_0, tl.where(channel == 1, mean_1, mean_2))
-    std = tl.where(channel == 0, std_0, tl.where(channel == 1, std_1, std_2))
-    normalised = (total / (sum_y[:, None] * sum_x[None, :]) - mean[None, :]) / std[None, :]
-    start = output + place * px * px * 3
-    inside = (row < px)[:, None] & (value < 3 * px)[None, :]
-    tl.store(start + (row[:, None] * (3 * px) + value[None, :]), normalised.to(output.dtype.element_ty), mask=inside)
+            weight = weight_y[:, None] * _weight(x, centre_x, reach_x, width)[None, :]
+            pixel = pixels + (line[:, None] + (tl.minimum(tl.maximum(x, 0), width - 1) * 3)[None, :])
+            red += weight * tl.load(pixel).to(tl.float32)
+            green += weight * tl.load(pixel + 1).to(tl.float32)
+            blue += weight * tl.load(pixel + 2).to(tl.float32)
+    norm = 1.0 / (sum_y[:, None] * sum_x[None, :])
+    start = output + place * px * px * 3 + (row[:, None] * px + column[None, :]) * 3
+    inside = (row < px)[:, None] & (column < px)[None, :]
+    dtype = output.dtype.element_ty
+    tl.store(start, ((red * norm - mean_0) / std_0).to(dtype), mask=inside)
+    tl.store(start + 1, ((green * norm - mean_1) / std_1).to(dtype), mask=inside)
+    tl.store(start + 2, ((blue * norm - mean_2) / std_2).to(dtype), mask=inside)
 
 
 def crop(
@@ -208,10 +211,10 @@ def crop(
 ) -> None:
     """See ``crop.crop_with_torch``, whose arguments these are."""
     px = output.shape[1]
-    tiles_across = triton.cdiv(3 * px, CROP_VALUES)
+    tiles_across = triton.cdiv(px, CROP_COLUMNS)
     grid = (len(slots), triton.cdiv(px, CROP_ROWS) * tiles_across)
     _crop_kernel[grid](
         source, slots, boxes, moves, output if places is None else places, output,
         source.shape[1], source.shape[2], px, tiles_across, *mean, *std,
-        SCATTERED=places is not None, ROWS=CROP_ROWS, VALUES=CROP_VALUES, num_warps=CROP_WARPS,
+        SCATTERED=places is not None, ROWS=CROP_ROWS, COLUMNS=CROP_COLUMNS, num_warps=CROP_WARPS,
     )  # fmt: skip

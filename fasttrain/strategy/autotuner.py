@@ -107,7 +107,7 @@ class Autotuner:
         self._go_on(seconds)
 
     def spoil(self) -> None:
-        """The steps have become other ones (another image size): what was measured does not compare with what is to come."""
+        """The steps have become other ones (another image size): older times compare with none that come."""
         self._go_on(None)
 
     def _go_on(self, answer: float | None) -> None:

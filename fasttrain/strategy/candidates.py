@@ -16,19 +16,14 @@ GRID = ((4.0, 1), (4.0, 2), (16.0, 2), (1.0, 4), (4.0, 4), (16.0, 4), (4.0, 8), 
 SIZES_MB = (4.0, 64.0)
 
 
-def candidates(
-    settings: CommSettings, *, several_streams: bool, several_nodes: bool, may_rebuild: bool = True
-) -> list[CommPlan]:
+def candidates(settings: CommSettings, *, several_streams: bool, several_nodes: bool) -> list[CommPlan]:
     """Plans to set beside stock DDP, at most MAX_ARMS.
 
     Args:
         settings: What the user has fixed stays fixed.
         several_streams: Whether several process groups may be at work at once.
         several_nodes: Whether there are nodes of several ranks each.
-        may_rebuild: Whether DDP may be built anew; if not, the hook joins the buckets that there are.
     """
-    if settings.deterministic:
-        return []
     grid = [(size, k) for size, k in GRID if several_streams or k == 1]
     if not several_streams:
         grid = [(size, 1) for size in SIZES_MB]
@@ -36,17 +31,17 @@ def candidates(
         grid = [(size, settings.streams) for size in dict.fromkeys(size for size, _ in GRID)]
     if settings.bucket_mb is not None:
         grid = [(settings.bucket_mb, k) for k in dict.fromkeys(k for _, k in grid)]
-    plans = [_plan(settings, size, k, may_rebuild=may_rebuild) for size, k in dict.fromkeys(grid)]
+    plans = [_plan(settings, size, k) for size, k in dict.fromkeys(grid)]
     by_node = [replace(plan, hierarchical=True) for plan in plans]
     if not several_nodes or settings.hierarchical == "false":
-        if may_rebuild and settings.streams in (None, 1) and settings.bucket_mb is None:
+        if settings.streams in (None, 1) and settings.bucket_mb is None:
             # DDP's own buckets, without the copies.
             plans.insert(0, CommPlan(lean=True, wire=settings.wire_dtype))
         return plans[:MAX_ARMS]
     if settings.hierarchical == "true":
         return by_node[:MAX_ARMS]
     # Few streams for the way by node (each rank of a node is a flow of its own already), all of them for the other.
-    few = sorted(by_node, key=lambda plan: (plan.streams, -(plan.bucket_mb or plan.join_mb)))[: MAX_ARMS // 2]
+    few = sorted(by_node, key=lambda plan: (plan.streams, -(plan.bucket_mb or 0)))[: MAX_ARMS // 2]
     many = sorted(plans, key=lambda plan: -plan.streams)[: MAX_ARMS - len(few)]
     return [*many, *few]
 
@@ -64,12 +59,7 @@ def fixed_plan(settings: CommSettings, *, several_streams: bool, several_nodes: 
     )
 
 
-def _plan(settings: CommSettings, size_mb: float, streams: int, *, may_rebuild: bool) -> CommPlan:
+def _plan(settings: CommSettings, size_mb: float, streams: int) -> CommPlan:
     return CommPlan(
-        bucket_mb=size_mb if may_rebuild else None,
-        join_mb=0.0 if may_rebuild else size_mb,
-        streams=streams,
-        split_mb=settings.split_mb or 0.0,
-        wire=settings.wire_dtype,
-        lean=may_rebuild,
+        bucket_mb=size_mb, streams=streams, split_mb=settings.split_mb or 0.0, wire=settings.wire_dtype, lean=True
     )

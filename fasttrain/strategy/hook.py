@@ -126,9 +126,7 @@ def cut(length: int, item_bytes: int, plan: CommPlan, multiple: int) -> list[tup
     return [(start, min(start + step, length)) for start in range(0, length, step)] or [(0, length)]
 
 
-def _arrived(
-    done: Future[Any], flat: Tensor, back: Sequence[Tensor], gate: Future[Any] | None, what: str
-) -> None:
+def _arrived(done: Future[Any], flat: Tensor, back: Sequence[Tensor], gate: Future[Any] | None, what: str) -> None:
     """All parts are here, or one has failed: open the gate, with the error where there is one.
 
     Runs on a thread of the process group, where a raised exception would be lost.

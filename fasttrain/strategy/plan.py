@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 MIB = 1 << 20
@@ -46,6 +46,10 @@ class CommPlan:
     def wrapping(self) -> tuple[float | None, bool, bool]:
         """What DDP is told when it is built; plans that differ in this need another build."""
         return self.bucket_mb, self.lean, self.uses_hook
+
+    def without_rebuild(self) -> CommPlan:
+        """The same for a DDP object that cannot be built anew: the hook joins the buckets that there are."""
+        return replace(self, bucket_mb=None, join_mb=self.bucket_mb or self.join_mb, lean=False)
 
     def __str__(self) -> str:
         if self == STOCK:
@@ -98,7 +102,8 @@ def bucket_caps_mb(sizes: Sequence[int], bucket_mb: float) -> list[float]:
     while first_of_tail > 0 and tail < edge:
         first_of_tail -= 1
         tail += sizes[first_of_tail]
-    caps, filled = [], 0
+    caps: list[float] = []
+    filled = 0
     for size in sizes[:first_of_tail]:
         filled += size
         if filled >= (full if caps else edge):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from fasttrain.config.schema import AcceleratedDDPConfig
 from fasttrain.errors import ConfigError, Problem
-from fasttrain.strategy.plan import WIRE_DTYPES
-
-MAX_STREAMS = 8
-
-# Steps of a whole tuning: five of warm-up, ten arms and then four of six steps each, a final of 32
-# (fasttrain.strategy.autotuner; a test counts them there).
-TUNING_STEPS = 121
 
 
 @dataclass(frozen=True)
@@ -61,37 +57,28 @@ class CommSettings:
         Raises:
             ConfigError: With all that cannot.
         """
-        problems = [
-            Problem(f"{name}={getattr(self, name)!r}: expected one of {', '.join(known)}", f"{name}={known[0]!r}")
-            for name, known in CHOICES.items()
-            if getattr(self, name) not in known
-        ]
-        problems += [
-            Problem(f"{name}={getattr(self, name)!r}: expected {low:g} to {high:g}", f"{name}={example}")
-            for name, (low, high, example) in RANGES.items()
-            if getattr(self, name) is not None and not low <= getattr(self, name) <= high
-        ]
+        bounds = {field.name: field.metadata for field in fields(AcceleratedDDPConfig)}
+        problems = []
+        for name, value in asdict(self).items():
+            known: Mapping[str, Any] = bounds.get(name, {})
+            if "choices" in known and value not in known["choices"]:
+                problems.append(Problem(f"{name}={value!r}: expected one of {', '.join(known['choices'])}"))
+            if "ge" in known and value is not None and not known["ge"] <= value <= known["le"]:
+                expected = f"expected {known['ge']:g} to {known['le']:g} ({known['unit']})"
+                problems.append(Problem(f"{name}={value}: {expected}", f"{name}={known['example']}"))
         if self.tune_cache is not None and Path(self.tune_cache).is_dir():
-            problems.append(
-                Problem(f"tune_cache={self.tune_cache}: a folder, expected a file", f"tune_cache={self.tune_cache}/plans.json")
-            )
+            folder = f"tune_cache={self.tune_cache}"
+            problems.append(Problem(f"{folder}: a folder, expected a file", f"{folder}/plans.json"))
         if problems:
             raise ConfigError(problems)
 
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "hierarchical": ("auto", "true", "false"),
-    "wire_dtype": WIRE_DTYPES,
-    "sync_buffers": ("eval", "step"),
-    "nccl_sockets": ("auto", "off"),
-}
+def settings_of(config: AcceleratedDDPConfig, *, deterministic: bool) -> CommSettings:
+    """The settings of ``strategy=accelerated_ddp``.
 
-RANGES: dict[str, tuple[float, float, str]] = {
-    "streams": (1, MAX_STREAMS, "4"),
-    "bucket_mb": (0.0625, 4096, "4"),
-    "split_mb": (0.0625, 4096, "1"),
-    "tune_budget_steps": (TUNING_STEPS, 100_000, "128"),
-    "min_gain_frac": (0, 0.5, "0.03"),
-    "drift_frac": (0.01, 10, "0.1"),
-    "verify_every_steps": (0, 1_000_000, "500"),
-}
+    Raises:
+        ConfigError: They cannot be run.
+    """
+    values = asdict(config)
+    del values["kind"], values["timeout_s"]
+    return CommSettings(**values, deterministic=deterministic)

@@ -6,7 +6,7 @@ import logging
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -105,8 +105,8 @@ def _make(ranks: list[int], of: int, device: torch.device) -> dist.ProcessGroup:
         # Several communicators may otherwise fill the GPU with kernels that wait for one another.
         options = dist.ProcessGroupNCCL.Options()
         options.config.max_ctas = max(1, MAX_CTAS // of)
-    group = dist.new_group(ranks, timeout=timedelta(seconds=MAKE_TIMEOUT_S), pg_options=options)
-    return group  # type: ignore[no-any-return]
+    # Where this rank is no member, the answer is a mark that only ``get_rank`` understands.
+    return cast(dist.ProcessGroup, dist.new_group(ranks, timeout=timedelta(seconds=MAKE_TIMEOUT_S), pg_options=options))
 
 
 def _try(group: dist.ProcessGroup, device: torch.device) -> None:

@@ -116,6 +116,16 @@ class ClassifierModule(LightningModule):
         """The row of the plan that is being trained."""
         return self.plan.epochs[self.trainer.current_epoch]
 
+    @property
+    def step_shape(self) -> int:
+        """What decides how long a step takes, for a strategy that compares steps: the stage."""
+        return self.epoch_plan.stage
+
+    @property
+    def steps_left(self) -> int:
+        """Steps that are still to be trained, for a strategy that spends some of them on comparisons."""
+        return self.plan.total_steps - self.step
+
     # --- what Lightning asks for ---
 
     def configure_optimizers(self) -> Optimizer:

@@ -1,0 +1,317 @@
+"""The life of one accelerated DDP object: streams made, tuned between real steps, watched, described."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fasttrain.errors import Problem, TrainingError
+from fasttrain.strategy import tune_cache
+from fasttrain.strategy.autotuner import Autotuner
+from fasttrain.strategy.candidates import candidates, fixed_plan
+from fasttrain.strategy.hook import CommState
+from fasttrain.strategy.plan import STOCK, CommPlan
+from fasttrain.strategy.routes import Routes
+from fasttrain.strategy.settings import CommSettings
+from fasttrain.strategy.stopwatch import Stopwatch, ranks_differ, slowest_rank_s
+from fasttrain.strategy.streams import StreamPool, make_pool
+from fasttrain.strategy.topology import Topology
+from fasttrain.strategy.wrapping import (
+    add_hook,
+    has_foreign_hook,
+    optimizer_in_backward,
+    rewrap,
+    why_not_rewrapped,
+)
+
+log = logging.getLogger("fasttrain")
+
+# Plans that are captured beside stock DDP; each takes seconds.
+MAX_CAPTURED = 4
+
+
+class CommSession:
+    """Owns how one DDP object's gradients travel.
+
+    ``before_step`` is called before each optimizer step, at the same steps on all ranks; all else follows from it.
+
+    Args:
+        wrapped: Built as stock DDP with ``arguments``.
+        arguments: With which it was built.
+        settings: The user's.
+        topology: Of the ranks.
+        timeout: Of collectives.
+        steps_left: Steps of the run; None where it is not known.
+
+    Attributes:
+        plan: In force now.
+        note: Why the plan is what it is.
+    """
+
+    def __init__(
+        self,
+        wrapped: DistributedDataParallel,
+        arguments: Mapping[str, Any],
+        settings: CommSettings,
+        topology: Topology,
+        *,
+        timeout: timedelta,
+        steps_left: int | None = None,
+    ) -> None:
+        self.plan = STOCK
+        self.note = "not tuned yet"
+        self._wrapped, self._arguments, self._settings, self._topology = wrapped, dict(arguments), settings, topology
+        self._device: torch.device = wrapped.device
+        self._backend = str(dist.get_backend(wrapped.process_group))
+        self._timeout, self._steps_left = timeout, steps_left
+        self._saved: dict[str, Any] | None = None
+        self._state: CommState | None = None
+        self._routes: Routes | None = None
+        self._tuner: Autotuner | None = None
+        self._watch = Stopwatch(self._device)
+        self._steps_of_segment = 0
+        self._shape: Hashable = None
+        self._steps = 0
+        self._started = False
+        self._verdicts_told = 0
+        parameters = [p for p in wrapped.module.parameters() if p.requires_grad]
+        self._mark = tune_cache.fingerprint(
+            parameters, topology, backend=self._backend, device=self._device, wire=settings.wire_dtype
+        )
+
+    # --- what the owner calls ---
+
+    def before_step(self, shape: Hashable, *, interrupted: bool = False) -> None:
+        """An optimizer step is about to begin; may build DDP anew.
+
+        Args:
+            shape: Of the step's inputs; times of steps of other shapes are not compared.
+            interrupted: Something else than a step has happened since the last one (an evaluation).
+
+        Raises:
+            TrainingError: The ranks' weights have become different.
+        """
+        if not self._started:
+            self._started, self._shape = True, shape
+            self._start()
+            return
+        self._steps += 1
+        self._verify()
+        tuner = self._tuner
+        if tuner is None or tuner.segment is None:
+            return
+        if shape != self._shape:
+            self._shape = shape
+            tuner.spoil()
+            self._begin()
+            return
+        if interrupted:
+            self._begin()
+            return
+        self._steps_of_segment += 1
+        if self._steps_of_segment >= tuner.segment.discard:
+            self._watch.mark()
+        if self._steps_of_segment == tuner.segment.steps:
+            group = self._wrapped.process_group
+            tuner.record(slowest_rank_s(self._watch.median_s(), self._device, group))
+            self._begin()
+
+    @property
+    def tuning(self) -> bool:
+        """Whether plans are still being compared."""
+        return self._tuner is not None and not self._tuner.verdicts
+
+    def apply(self, plan: CommPlan) -> None:
+        """Let gradients travel by another plan from here on; between steps, on all ranks.
+
+        Raises:
+            RuntimeError: The plan needs streams that could not be made.
+        """
+        if plan == self.plan:
+            return
+        if plan.uses_hook and self._state is None:
+            raise RuntimeError(f"{plan}: there are no streams")
+        if self._state is not None:
+            self._state.plan = plan
+        if plan.wrapping == (*self.plan.wrapping[:2], True) and not self.plan.uses_hook:
+            add_hook(self._wrapped, self._state)
+        elif plan.wrapping != self.plan.wrapping:
+            rewrap(self._wrapped, plan, self._arguments, self._state)
+        self.plan = plan
+
+    def remember(self, saved: dict[str, Any] | None) -> None:
+        """Begin with what a checkpoint kept of an earlier session, where the conditions are the same."""
+        self._saved = saved
+
+    def to_checkpoint(self) -> dict[str, Any] | None:
+        """The plan, for a checkpoint; None while it is being tuned."""
+        return None if self.tuning or not self._started else tune_cache.to_checkpoint(self.plan, self._mark)
+
+    def describe(self) -> str:
+        """What is in force, in one line."""
+        return f"{self.plan} ({self.note}; {self._topology})"
+
+    def plans_to_capture(self) -> list[CommPlan]:
+        """Plans worth a capture each, stock DDP first; makes the streams. Nothing is tuned between steps after this."""
+        self._started = True
+        if self._why_stock() is not None or self._settings.deterministic or not self._settings.autotune:
+            return [STOCK]
+        plans = self._candidates()
+        self._make_streams(plans)
+        return [STOCK, *[plan for plan in plans if self._runnable(plan)][:MAX_CAPTURED]]
+
+    def keep_captured(self, plan: CommPlan, gain_frac: float) -> None:
+        """Note what a comparison of captured steps chose."""
+        self.note = f"captured steps, {gain_frac:.1%} saved" if plan != STOCK else "captured steps, nothing won"
+        self._say(self.describe())
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._routes is not None:
+            self._routes.close()
+
+    # --- the inside ---
+
+    def _start(self) -> None:
+        """Before the first step: refuse, take what is known, or begin to tune."""
+        refusal = self._why_stock()
+        if refusal is not None:
+            self._settle(STOCK, refusal)
+            return
+        known, why_not = self._known_plan(), self._why_untuned()
+        if why_not is not None:
+            plan = known or fixed_plan(
+                self._settings, several_streams=self._several_streams(), several_nodes=self._topology.has_levels
+            )
+            if why_not_rewrapped(self._wrapped) is not None:
+                plan = plan.without_rebuild()
+            self._make_streams([plan])
+            plan = plan if self._runnable(plan) else STOCK
+            self.apply(plan)
+            self._settle(plan, why_not)
+            return
+        plans = self._candidates()
+        self._make_streams([*plans, *([known] if known else [])])
+        self._tuner = Autotuner(
+            [plan for plan in plans if self._runnable(plan)],
+            budget_steps=self._settings.tune_budget_steps,
+            min_gain_frac=self._settings.min_gain_frac,
+            drift_frac=self._settings.drift_frac,
+            known=known if known is not None and self._runnable(known) else None,
+        )
+        self.note = "tuning in the first steps"
+        self._say(self.describe())
+        self._begin()
+
+    def _runnable(self, plan: CommPlan) -> bool:
+        return self._state is not None or not plan.uses_hook
+
+    def _why_stock(self) -> str | None:
+        if self._topology.world_size == 1:
+            return "one rank"
+        if dist.get_world_size(self._wrapped.process_group) != self._topology.world_size:
+            return "DDP over a part of the ranks"
+        if has_foreign_hook(self._wrapped):
+            return "another communication hook is registered"
+        if optimizer_in_backward(self._wrapped.module):
+            return "the optimizer runs inside the backward pass"
+        return None
+
+    def _why_untuned(self) -> str | None:
+        """Why nothing is tuned between steps; None where it is."""
+        if self._settings.deterministic:
+            return "deterministic"
+        if not self._settings.autotune:
+            return "autotune is off"
+        reason = why_not_rewrapped(self._wrapped)
+        if reason is not None:
+            return f"not tuned: {reason}"
+        if self._steps_left is not None and self._steps_left < 2 * self._settings.tune_budget_steps:
+            return f"not tuned: {self._steps_left} steps are too few"
+        return None
+
+    def _several_streams(self) -> bool:
+        return self._backend == "gloo" or self._settings.allow_concurrent_nccl
+
+    def _candidates(self) -> list[CommPlan]:
+        return candidates(
+            self._settings, several_streams=self._several_streams(), several_nodes=self._topology.has_levels
+        )
+
+    def _make_streams(self, plans: list[CommPlan]) -> None:
+        """The streams that these plans need, at most once; without them only plans without the hook can be run."""
+        with_hook = [plan for plan in plans if plan.uses_hook]
+        if self._state is not None or not with_hook:
+            return
+        pool: StreamPool | None = make_pool(
+            self._topology,
+            streams=max([1, *[plan.streams for plan in with_hook]]),
+            levels=max([0, *[plan.streams for plan in with_hook if plan.hierarchical]]),
+            timeout=self._timeout,
+            device=self._device,
+        )
+        if pool is not None:
+            self._routes = Routes(pool, self._device)
+            self._state = CommState(STOCK, self._routes, world_size=self._topology.world_size, device=self._device)
+
+    def _known_plan(self) -> CommPlan | None:
+        """What an earlier run under the same conditions found: in the checkpoint, else in rank 0's file."""
+        plan = tune_cache.from_checkpoint(self._saved, self._mark) if self._saved else None
+        path = self._settings.tune_cache
+        found: list[Any] = [None]
+        if self._topology.rank == 0:
+            if plan is None and path is not None:
+                plan = tune_cache.read_plan(Path(path), self._mark)
+            found = [plan.to_dict() if plan else None]
+        dist.broadcast_object_list(found, src=0)
+        return CommPlan.from_dict(found[0]) if found[0] else None
+
+    def _begin(self) -> None:
+        """Go on to the tuner's next segment from its first step, or settle on the outcome."""
+        tuner = self._tuner
+        assert tuner is not None
+        self.apply(tuner.plan)
+        for verdict in tuner.verdicts[self._verdicts_told :]:
+            steps = "" if verdict.gain_frac is None else f", its steps take {1 - verdict.gain_frac:.0%} of stock DDP's"
+            self._settle(verdict.plan, f"{verdict.reason}{steps}")
+        self._verdicts_told = len(tuner.verdicts)
+        self._steps_of_segment = 0
+        self._watch.reset()
+
+    def _settle(self, plan: CommPlan, note: str) -> None:
+        self.note = note
+        self._say(f"{plan} ({note}; {self._topology})")
+        path = self._settings.tune_cache
+        if path is not None and self._topology.rank == 0 and self._tuner is not None:
+            tune_cache.keep_plan(Path(path), self._mark, plan)
+
+    def _verify(self) -> None:
+        every = self._settings.verify_every_steps
+        if every and self._steps % every == 0:
+            parameters: list[torch.Tensor] = list(self._wrapped.module.parameters())
+            if ranks_differ(parameters, self._device, self._wrapped.process_group):
+                raise TrainingError(
+                    Problem(
+                        f"the ranks' weights differ after {self._steps} steps",
+                        "look for parameters that some ranks do not use, and for random numbers that steer the network",
+                    )
+                )
+
+    def _say(self, text: str) -> None:
+        if self._topology.rank == 0:
+            log.info("accelerated DDP: %s", text)
+
+
+def share_buffers(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks; all must call it."""
+    if dist.is_initialized() and dist.get_world_size(group) > 1:
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0, group=group)

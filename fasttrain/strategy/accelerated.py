@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -77,8 +78,8 @@ class AcceleratedDDPStrategy(DDPStrategy):
         device_ids = self.determine_ddp_device_ids()
         arguments = {"device_ids": device_ids, **self._ddp_kwargs}
         # https://docs.pytorch.org/docs/stable/notes/cuda.html asks for a side stream where a step is captured later.
-        side = torch.cuda.stream(torch.cuda.Stream()) if device_ids is not None else contextlib.nullcontext()
-        with side:
+        side = torch.cuda.Stream() if device_ids is not None else None
+        with contextlib.nullcontext() if side is None else torch.cuda.stream(side):
             wrapped = wrap(model, STOCK, arguments, None)
         self._session = CommSession(
             wrapped,
@@ -88,6 +89,7 @@ class AcceleratedDDPStrategy(DDPStrategy):
             timeout=self._timeout or timedelta(minutes=30),
             steps_left=self._steps_left(),
         )
+        self._session.build_on(side)
         self._session.remember(self._saved)
         return wrapped
 
@@ -101,7 +103,7 @@ class AcceleratedDDPStrategy(DDPStrategy):
             return
         interrupted = self._evaluated or trainer.current_epoch != self._last_epoch
         self._last_step, self._last_epoch, self._evaluated = trainer.global_step, trainer.current_epoch, False
-        self._session.before_step(shape_of(module, batch), interrupted=interrupted)
+        self._session.before_step(trainer.global_step, shape_of(module, batch), interrupted=interrupted)
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -141,18 +143,24 @@ class AcceleratedDDPStrategy(DDPStrategy):
         Returns:
             The plan, which is in force.
         """
-        assert self._session is not None
-        plans = self._session.plans_to_capture()
+        session = self._session
+        assert session is not None
+        plans = session.plans_to_capture()
+        if len(plans) == 1:
+            return session.plan
         seconds: dict[CommPlan, float] = {}
-        for plan in plans if len(plans) > 1 else []:
-            self._session.apply(plan)
+        for plan in plans:
+            session.apply(plan)
             seconds[plan] = measure(plan)
-        best = min(seconds, key=lambda plan: seconds[plan]) if seconds else STOCK
-        gain = 1 - seconds[best] / seconds[STOCK] if seconds else 0.0
+            if math.isinf(seconds[STOCK]):
+                # Steps cannot be captured at all; they will be tuned as they run.
+                return session.plan
+        best = min(seconds, key=lambda plan: seconds[plan])
+        gain = 1 - seconds[best] / seconds[STOCK]
         if gain < self.settings.min_gain_frac:
             best = STOCK
-        self._session.apply(best)
-        self._session.keep_captured(best, gain)
+        session.apply(best)
+        session.keep_captured(gain)
         return best
 
     # --- checkpoints ---

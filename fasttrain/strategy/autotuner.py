@@ -123,8 +123,11 @@ class Autotuner:
     def _tuning(self) -> Script:
         yield Segment(STOCK, WARMUP_STEPS, WARMUP_STEPS - 1)
         self.used_steps += WARMUP_STEPS
-        best: CommPlan | None = self._known
-        if best is None or best == STOCK:
+        best = self._known
+        if best == STOCK:
+            self._decide(STOCK, None, "nothing won before under the same conditions")
+            return
+        if best is None:
             best = yield from self._rounds()
         if best is None:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Hashable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -68,8 +69,11 @@ class CommSession:
     ) -> None:
         self.plan = STOCK
         self.note = "not tuned yet"
-        self._wrapped, self._arguments, self._settings, self._topology = wrapped, dict(arguments), settings, topology
+        # Weakly: the owner of this session may be found by the object that it accelerates.
+        self._wrapped_ref = weakref.ref(wrapped)
+        self._arguments, self._settings, self._topology = dict(arguments), settings, topology
         self._device: torch.device = wrapped.device
+        self._stream: Any = None
         self._backend = str(dist.get_backend(wrapped.process_group))
         self._timeout, self._steps_left = timeout, steps_left
         self._saved: dict[str, Any] | None = None
@@ -79,7 +83,7 @@ class CommSession:
         self._watch = Stopwatch(self._device)
         self._steps_of_segment = 0
         self._shape: Hashable = None
-        self._steps = 0
+        self._verified = 0
         self._started = False
         self._verdicts_told = 0
         parameters = [p for p in wrapped.module.parameters() if p.requires_grad]
@@ -89,10 +93,11 @@ class CommSession:
 
     # --- what the owner calls ---
 
-    def before_step(self, shape: Hashable, *, interrupted: bool = False) -> None:
+    def before_step(self, step: int, shape: Hashable, *, interrupted: bool = False) -> None:
         """An optimizer step is about to begin; may build DDP anew.
 
         Args:
+            step: Optimizer steps completed.
             shape: Of the step's inputs; times of steps of other shapes are not compared.
             interrupted: Something else than a step has happened since the last one (an evaluation).
 
@@ -100,11 +105,11 @@ class CommSession:
             TrainingError: The ranks' weights have become different.
         """
         if not self._started:
+            self._verified = step
             self._started, self._shape = True, shape
             self._start()
             return
-        self._steps += 1
-        self._verify()
+        self._verify(step)
         tuner = self._tuner
         if tuner is None or tuner.segment is None:
             return
@@ -127,7 +132,24 @@ class CommSession:
     @property
     def tuning(self) -> bool:
         """Whether plans are still being compared."""
-        return self._tuner is not None and not self._tuner.verdicts
+        return not self._started or (self._tuner is not None and not self._tuner.verdicts)
+
+    def build_on(self, stream: Any) -> None:
+        """Accumulate gradients on this CUDA stream whenever DDP is built anew; see ``rewrap``."""
+        self._stream = stream
+
+    def freeze(self, stream: Any) -> str | None:
+        """Build DDP once more, for a capture on ``stream``, and never again.
+
+        Returns:
+            What stands against it; None where it is done.
+        """
+        why_not = why_not_rewrapped(self._wrapped)
+        if why_not is None:
+            self._tuner = None
+            self._started = True
+            rewrap(self._wrapped, self.plan, self._arguments, self._state, stream=stream)
+        return why_not
 
     def apply(self, plan: CommPlan) -> None:
         """Let gradients travel by another plan from here on; between steps, on all ranks.
@@ -144,7 +166,7 @@ class CommSession:
         if plan.wrapping == (*self.plan.wrapping[:2], True) and not self.plan.uses_hook:
             add_hook(self._wrapped, self._state)
         elif plan.wrapping != self.plan.wrapping:
-            rewrap(self._wrapped, plan, self._arguments, self._state)
+            rewrap(self._wrapped, plan, self._arguments, self._state, stream=self._stream)
         self.plan = plan
 
     def remember(self, saved: dict[str, Any] | None) -> None:
@@ -153,25 +175,24 @@ class CommSession:
 
     def to_checkpoint(self) -> dict[str, Any] | None:
         """The plan, for a checkpoint; None while it is being tuned."""
-        return None if self.tuning or not self._started else tune_cache.to_checkpoint(self.plan, self._mark)
+        return None if self.tuning else tune_cache.to_checkpoint(self.plan, self._mark)
 
     def describe(self) -> str:
         """What is in force, in one line."""
         return f"{self.plan} ({self.note}; {self._topology})"
 
     def plans_to_capture(self) -> list[CommPlan]:
-        """Plans worth a capture each, stock DDP first; makes the streams. Nothing is tuned between steps after this."""
-        self._started = True
+        """Plans worth a capture each, stock DDP first; makes the streams."""
         if self._why_stock() is not None or self._settings.deterministic or not self._settings.autotune:
             return [STOCK]
         plans = self._candidates()
         self._make_streams(plans)
         return [STOCK, *[plan for plan in plans if self._runnable(plan)][:MAX_CAPTURED]]
 
-    def keep_captured(self, plan: CommPlan, gain_frac: float) -> None:
-        """Note what a comparison of captured steps chose."""
-        self.note = f"captured steps, {gain_frac:.1%} saved" if plan != STOCK else "captured steps, nothing won"
-        self._say(self.describe())
+    def keep_captured(self, gain_frac: float) -> None:
+        """Keep to the plan in force, which a comparison of captured steps chose; nothing is tuned between steps."""
+        self._started = True
+        self._settle(self.plan, f"captured steps, its steps take {1 - gain_frac:.0%} of stock DDP's")
 
     def close(self) -> None:
         """End the threads."""
@@ -179,6 +200,12 @@ class CommSession:
             self._routes.close()
 
     # --- the inside ---
+
+    @property
+    def _wrapped(self) -> DistributedDataParallel:
+        wrapped = self._wrapped_ref()
+        assert wrapped is not None, "the DDP object outlives its session"
+        return wrapped
 
     def _start(self) -> None:
         """Before the first step: refuse, take what is known, or begin to tune."""
@@ -281,26 +308,27 @@ class CommSession:
         self.apply(tuner.plan)
         for verdict in tuner.verdicts[self._verdicts_told :]:
             steps = "" if verdict.gain_frac is None else f", its steps take {1 - verdict.gain_frac:.0%} of stock DDP's"
-            self._settle(verdict.plan, f"{verdict.reason}{steps}")
+            self._settle(verdict.plan, f"{verdict.reason}{steps}", tuned=True)
         self._verdicts_told = len(tuner.verdicts)
         self._steps_of_segment = 0
         self._watch.reset()
 
-    def _settle(self, plan: CommPlan, note: str) -> None:
+    def _settle(self, plan: CommPlan, note: str, *, tuned: bool = False) -> None:
         self.note = note
         self._say(f"{plan} ({note}; {self._topology})")
         path = self._settings.tune_cache
-        if path is not None and self._topology.rank == 0 and self._tuner is not None:
+        if path is not None and self._topology.rank == 0 and tuned:
             tune_cache.keep_plan(Path(path), self._mark, plan)
 
-    def _verify(self) -> None:
+    def _verify(self, step: int) -> None:
         every = self._settings.verify_every_steps
-        if every and self._steps % every == 0:
+        if every and step - self._verified >= every:
+            self._verified = step
             parameters: list[torch.Tensor] = list(self._wrapped.module.parameters())
             if ranks_differ(parameters, self._device, self._wrapped.process_group):
                 raise TrainingError(
                     Problem(
-                        f"the ranks' weights differ after {self._steps} steps",
+                        f"the ranks' weights differ after step {step}",
                         "look for parameters that some ranks do not use, and for random numbers that steer the network",
                     )
                 )

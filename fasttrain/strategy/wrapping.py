@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -76,7 +77,12 @@ def wrap(
 
 
 def rewrap(
-    wrapped: DistributedDataParallel, plan: CommPlan, arguments: Mapping[str, Any], state: CommState | None
+    wrapped: DistributedDataParallel,
+    plan: CommPlan,
+    arguments: Mapping[str, Any],
+    state: CommState | None,
+    *,
+    stream: Any = None,
 ) -> None:
     """Build ``wrapped`` anew, in place, for another plan: other buckets, with or without the hook.
 
@@ -86,12 +92,14 @@ def rewrap(
     Args:
         wrapped: Whose reducer is exchanged; the wrapped module stays.
         plan, arguments, state: As for ``wrap``.
+        stream: CUDA stream on which gradients are to be accumulated: not the default one where a step is captured
+            later. None for the current one.
     """
     # The old buckets go first: both together may not fit.
     wrapped.reducer._remove_autograd_hooks()
     del wrapped.reducer, wrapped.logger
     given = {**arguments_for(wrapped.module, plan, arguments), "init_sync": False}
-    with _ours():
+    with _ours(), contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
         fresh = DistributedDataParallel(wrapped.module, **given)
     if plan.uses_hook:
         add_hook(fresh, state)

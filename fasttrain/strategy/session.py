@@ -118,16 +118,15 @@ class CommSession:
             tuner.spoil()
             self._begin()
             return
-        if interrupted:
-            self._begin()
-            return
         self._steps_of_segment += 1
         if self._steps_of_segment >= tuner.segment.discard:
-            self._watch.mark()
-        if self._steps_of_segment == tuner.segment.steps:
-            group = self._wrapped.process_group
-            tuner.record(slowest_rank_s(self._watch.median_s(), self._device, group))
-            self._begin()
+            self._watch.mark(counts=not interrupted)
+        if self._steps_of_segment >= tuner.segment.steps:
+            seconds = self._watch.median_s()
+            # Evaluations fall on the same steps everywhere: where one rank has no step that counts, none has.
+            if seconds is not None:
+                tuner.record(slowest_rank_s(seconds, self._device, self._wrapped.process_group))
+                self._begin()
 
     @property
     def tuning(self) -> bool:

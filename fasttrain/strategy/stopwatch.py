@@ -15,32 +15,33 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._marks: list[Any] = []
+        self._marks: list[tuple[Any, bool]] = []
 
     def reset(self) -> None:
         """Forget all marks."""
         self._marks = []
 
-    def mark(self) -> None:
-        """A step ends here, and the next one begins."""
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(self._device))
-            self._marks.append(event)
-        else:
-            self._marks.append(time.perf_counter())
+    def mark(self, *, counts: bool = True) -> None:
+        """A step ends here, and the next one begins.
 
-    def median_s(self) -> float:
-        """Seconds of a step between the marks; waits for the device once.
-
-        Raises:
-            ValueError: Fewer than two marks.
+        Args:
+            counts: Whether nothing but a step lies between this moment and the last one.
         """
-        if len(self._marks) < 2:
-            raise ValueError("a step lies between two marks")
-        pairs = list(zip(self._marks, self._marks[1:], strict=False))
         if self._device.type == "cuda":
-            self._marks[-1].synchronize()
+            moment: Any = torch.cuda.Event(enable_timing=True)
+            moment.record(torch.cuda.current_stream(self._device))
+        else:
+            moment = time.perf_counter()
+        self._marks.append((moment, counts))
+
+    def median_s(self) -> float | None:
+        """Seconds of a step between the marks, waits for the device once; None where no step counts."""
+        moments = [moment for moment, _ in self._marks]
+        pairs = [(first, moment) for first, (moment, counts) in zip(moments, self._marks[1:], strict=False) if counts]
+        if not pairs:
+            return None
+        if self._device.type == "cuda":
+            moments[-1].synchronize()
             return statistics.median(first.elapsed_time(second) / 1000 for first, second in pairs)
         return statistics.median(second - first for first, second in pairs)
 

@@ -24,6 +24,7 @@ USAGE = """usage: fasttrain COMMAND ...
   prepare NAME --root PATH           make or check a data set
   eval CKPT --root PATH              accuracy of a checkpoint
   report RUN_DIR [RUN_DIR ...]       one run's page, or several runs compared
+  bench data|step recipe=NAME ...    images/s of the data path's parts, or of the training step
 """
 
 
@@ -138,8 +139,16 @@ def report_command(arguments: Sequence[str]) -> int:
     return 0
 
 
+def bench_command(arguments: Sequence[str]) -> int:
+    """``fasttrain bench data|step recipe=NAME key=value ... [flags]``."""
+    from fasttrain.bench import command
+
+    return command.bench_command(arguments)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "prepare": prepare_command,
     "eval": eval_command,
     "report": report_command,
+    "bench": bench_command,
 }

@@ -90,6 +90,7 @@ class DataConfig:
     root: str | None = path("/path/to/images")
     backend: str = choice("auto", "dali", "torchvision", "synthetic")
     workers: int = number(ge=0, le=256, unit="threads of a rank", example="8")
+    hw_decoder_load: str = text("0.65")
     holdout_frac: float = number(ge=0, lt=1, unit="share of the training images", example="0.1")
     num_train: int | None = number(ge=1, unit="images", example="1281167")
     num_val: int | None = number(ge=1, unit="images", example="50000")

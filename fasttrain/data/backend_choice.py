@@ -41,8 +41,30 @@ def start_backend(config: RunConfig, scan: Scan, plan: Plan, *, device: torch.de
                 log.info(f"data.backend=auto: torchvision, since DALI cannot be imported ({error})")
         else:
             max_batch = max(MIN_BATCH, *(plan.micro_batch(epoch) for epoch in plan.epochs))
-            return DaliBackend(device=device, workers=data.workers, max_batch=max_batch, encoded=not in_memory)
+            return DaliBackend(
+                device=device,
+                workers=data.workers,
+                max_batch=max_batch,
+                encoded=not in_memory,
+                hw_decoder_load=_hw_decoder_load(config, plan, device),
+            )
     return TorchvisionBackend(device=device, workers=data.workers)
+
+
+def _hw_decoder_load(config: RunConfig, plan: Plan, device: torch.device) -> float | None:
+    """Share of the files that a GPU's hardware decoder takes; None where it is worth to be measured."""
+    from fasttrain.data.dali_stages import HARDWARE_DECODER_LOAD
+    from fasttrain.data.dali_tuning import MIN_IMAGES
+
+    given = config.data.hw_decoder_load
+    if given != "auto":
+        return float(given)
+    # With a cache each image is decoded about once.
+    once = getattr(config.data, "cache", "off") != "off"
+    images = plan.num_train if once else sum(epoch.images for epoch in plan.epochs)
+    # The two decoders round differently, so a share that is measured may change pixels from run to run.
+    worth_it = device.type == "cuda" and images // plan.world_size >= MIN_IMAGES and not config.deterministic
+    return None if worth_it else HARDWARE_DECODER_LOAD
 
 
 def _no_dali(error: Exception) -> MachineError:

@@ -21,6 +21,9 @@ def check(config: RunConfig) -> list[Problem]:
                 f"model.num_classes={data.num_classes}, or null to take the data's",
             )
         )
+    if data.hw_decoder_load != "auto" and not _is_share(data.hw_decoder_load):
+        what = f"data.hw_decoder_load={data.hw_decoder_load}: expected auto or a share from 0 to 1"
+        problems.append(Problem(what, "data.hw_decoder_load=auto"))
     if data.crop == "padded":
         problems += [
             Problem(
@@ -72,3 +75,10 @@ def _check_source(config: RunConfig) -> list[Problem]:
     if data.backend != "synthetic" and not config.dry_run:
         return [no_root(data)]
     return no_counts(data)
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False

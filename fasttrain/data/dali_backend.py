@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -17,9 +17,20 @@ from nvidia.dali.plugin.pytorch import feed_ndarray
 from PIL import Image
 
 from fasttrain.data.backend import Request
-from fasttrain.data.dali_stages import Stage, StageError, headers, pixels
+from fasttrain.data.dali_stages import (
+    HARDWARE_DECODER_LOAD,
+    Stage,
+    StageError,
+    headers,
+    nvjpeg_options,
+    path_array,
+    pixels,
+)
+from fasttrain.data.dali_tuning import TUNE_SECONDS, fastest_load
 from fasttrain.data.decode import decode_part, find_bad_files
 from fasttrain.errors import DataError, MachineError, Problem
+
+log = logging.getLogger("fasttrain")
 
 STAND_IN_PX = 32
 
@@ -55,6 +66,8 @@ class DaliBackend:
         workers: Threads of each pipeline.
         max_batch: Largest request, images.
         encoded: Whether the images are files; else arrays in memory, of which only the resizing is left.
+        hw_decoder_load: Share of the files that a GPU's hardware decoder takes; None measures a few on the first
+            batch that is asked for.
 
     Raises:
         MachineError: DALI does not work on this device.
@@ -62,9 +75,19 @@ class DaliBackend:
 
     name = "dali"
 
-    def __init__(self, *, device: torch.device, workers: int, max_batch: int, encoded: bool) -> None:
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        workers: int,
+        max_batch: int,
+        encoded: bool,
+        hw_decoder_load: float | None = HARDWARE_DECODER_LOAD,
+    ) -> None:
         self._device, self._threads = device, max(1, workers)
         self._max_batch, self._encoded = max_batch, encoded
+        self._load = HARDWARE_DECODER_LOAD if hw_decoder_load is None else hw_decoder_load
+        self._tuned = hw_decoder_load is not None or not encoded
         self._folder = tempfile.TemporaryDirectory(prefix="fasttrain-dali-")
         self._stand_in = str(Path(self._folder.name) / "stand_in.jpg")
         Image.new("RGB", (STAND_IN_PX, STAND_IN_PX)).save(self._stand_in)
@@ -75,6 +98,8 @@ class DaliBackend:
     def images(self, requests: Iterable[Request]) -> Iterator[tuple[Request, torch.Tensor]]:
         """See ``Backend``."""
         reader = _Reader(requests)
+        if not self._tuned:
+            self._tune(reader)
         while True:
             try:
                 item = self._next(reader)
@@ -84,6 +109,11 @@ class DaliBackend:
             if item is None:
                 return
             yield item
+
+    @property
+    def decoder_options(self) -> dict[str, Any]:
+        """Arguments of the decoder on a GPU."""
+        return nvjpeg_options(self._load)
 
     def close(self) -> None:
         """See ``Backend``."""
@@ -100,15 +130,47 @@ class DaliBackend:
             else np.zeros((1, STAND_IN_PX, STAND_IN_PX, 3), dtype=np.uint8)
         )
         example = {"image": bytes_or_pixels, **self._regions(np.zeros((1, 2)), whole, whole, whole)}
-        size, threads = self._max_batch, self._threads
+        self._example = example
         try:
-            self._headers = Stage(headers(batch_size=size, threads=threads), self._paths([self._stand_in]))
-            self._pixels = Stage(
-                pixels(batch_size=size, threads=threads, device=self._device, encoded=self._encoded), example
-            )
+            pipeline = headers(batch_size=self._max_batch, threads=self._threads)
+            self._headers = Stage(pipeline, self._paths([self._stand_in]))
+            self._pixels = self._pixel_stage(self._load)
         except StageError as error:
             raise self._broken(str(error)) from error
         self._owner = None
+
+    def _pixel_stage(self, hw_decoder_load: float) -> Stage:
+        pipeline = pixels(
+            batch_size=self._max_batch,
+            threads=self._threads,
+            device=self._device,
+            encoded=self._encoded,
+            hw_decoder_load=hw_decoder_load,
+        )
+        return Stage(pipeline, self._example)
+
+    def _tune(self, reader: _Reader) -> None:
+        """Choose the hardware decoder's share on the first batch; training waits for it, so the clock has it too."""
+        request = reader.request(0)
+        if request is None:
+            return
+        self._tuned = True
+        self._let_go()
+        self._owner = None
+        try:
+            self._headers.feed(self._paths([request.split.paths[row] for row in request.rows.tolist()]))
+            encoded, shapes = self._headers.take()
+            inputs = {"image": encoded, **self._boxes(request, np.array(shapes.as_tensor())[:, :2])}
+            self._load, found = fastest_load(
+                inputs, len(request.rows), self._pixel_stage, self._device, seconds=TUNE_SECONDS
+            )
+            self._pixels = self._pixel_stage(self._load)
+        except StageError:
+            # A file of this batch is bad: it is met again below, and named there.
+            self._build()
+            return
+        rates = ", ".join(f"{load:g}: {rate:,.0f}" for load, rate in sorted(found.items()))
+        log.info(f"data.hw_decoder_load=auto: {self._load:g} (images/s of the first batch: {rates})")
 
     def _next(self, reader: _Reader) -> tuple[Request, torch.Tensor] | None:
         if self._owner is not reader:
@@ -185,11 +247,8 @@ class DaliBackend:
         return {name: np.ascontiguousarray(values) for name, values in inputs.items()}
 
     def _paths(self, paths: list[str]) -> dict[str, Any]:
-        """Paths as one array: filled up in front with slashes, which mean no more than one."""
-        names = [os.fsencode(self._stand_in if path in self._pillow_only else path) for path in paths]
-        length = max(map(len, names))
-        filled = b"".join(name.rjust(length, b"/") for name in names)
-        return {"path": np.frombuffer(filled, dtype=np.uint8).reshape(len(names), length)}
+        """Input of the first stage; in place of files that DALI cannot read stands one that it can."""
+        return {"path": path_array([self._stand_in if path in self._pillow_only else path for path in paths])}
 
     def _take(self, request: Request) -> torch.Tensor:
         """Images of the oldest run, copied into memory of torch's own."""

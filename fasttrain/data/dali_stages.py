@@ -8,10 +8,14 @@ px rebuilds nothing.
 
 from __future__ import annotations
 
+import os
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from nvidia import dali
 from nvidia.dali.pipeline import Pipeline
 
@@ -25,9 +29,13 @@ HEADER_DEPTH, PIXEL_DEPTH = 2, 3
 # Share of the JPEGs that Hopper's hardware decoder takes, the rest is decoded by its cores: 22,700 images/s
 # on one H200 with 16 CPU cores against 20,200 without it (320 px short side).
 HARDWARE_DECODER_LOAD = 0.65
-# Colour is brought to full resolution by repetition, where libjpeg-turbo interpolates: nvJPEG before 13.2 warns at
-# each image that interpolation is wrong at the edges of a decoded region (DALI 2.4 with CUDA 13.0 on an H200).
-NVJPEG_OPTIONS = {"hw_decoder_load": HARDWARE_DECODER_LOAD, "jpeg_fancy_upsampling": False}
+
+
+def nvjpeg_options(hw_decoder_load: float) -> dict[str, Any]:
+    """Arguments of every decoder on a GPU."""
+    # Colour is brought to full resolution by repetition, where libjpeg-turbo interpolates: nvJPEG before 13.2 warns
+    # at each image that interpolation is wrong at the edges of a decoded region (DALI 2.4 with CUDA 13.0, H200).
+    return {"hw_decoder_load": hw_decoder_load, "jpeg_fancy_upsampling": False}
 
 
 class StageError(Exception):
@@ -113,12 +121,28 @@ def headers(*, batch_size: int, threads: int) -> Pipeline:
     return pipeline
 
 
-def pixels(*, batch_size: int, threads: int, device: torch.device, encoded: bool) -> Pipeline:
+def path_array(paths: Sequence[str]) -> NDArray[np.uint8]:
+    """Paths as one array, uint8 [n, length]: filled up in front with slashes, which mean no more than one."""
+    names = [os.fsencode(path) for path in paths]
+    length = max(map(len, names))
+    filled = b"".join(name.rjust(length, b"/") for name in names)
+    return np.frombuffer(filled, dtype=np.uint8).reshape(len(names), length)
+
+
+def pixels(
+    *,
+    batch_size: int,
+    threads: int,
+    device: torch.device,
+    encoded: bool,
+    hw_decoder_load: float = HARDWARE_DECODER_LOAD,
+) -> Pipeline:
     """Boxes of images to uint8 [n, height, width, 3] on ``device``.
 
     Inputs: ``image`` (files' bytes, or with ``encoded`` false uint8 [n, h, w, 3]); ``start`` and ``shape``
     (int32 [n, 2], the part of a file that is decoded); ``roi_start``, ``roi_end`` (float32 [n, 2], the box in
-    that part); ``size`` (float32 [n, 2], the output's sides).
+    that part); ``size`` (float32 [n, 2], the output's sides). ``hw_decoder_load`` is the share of the files that
+    a GPU's hardware decoder takes.
     """
     on_gpu = device.type == "cuda"
     pipeline = Pipeline(
@@ -139,7 +163,7 @@ def pixels(*, batch_size: int, threads: int, device: torch.device, encoded: bool
                 output_type=types.RGB,
                 adjust_orientation=False,  # EXIF is ignored, as torchvision ignores it
                 device="mixed" if on_gpu else "cpu",
-                **(NVJPEG_OPTIONS if on_gpu else {}),
+                **(nvjpeg_options(hw_decoder_load) if on_gpu else {}),
             )
         else:
             images = fn.external_source(name="image", dtype=types.UINT8, ndim=3, layout="HWC")

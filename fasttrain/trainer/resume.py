@@ -20,7 +20,7 @@ from fasttrain.trainer.module import ClassifierModule
 log = logging.getLogger("fasttrain")
 
 # Settings of model and data that change where or how fast, not what is trained.
-HARMLESS = ("data.root", "data.workers", "data.backend")
+HARMLESS = ("data.root", "data.workers", "data.backend", "data.hw_decoder_load")
 
 # Classes that a message names; the rest it counts.
 MAX_NAMED = 5

@@ -18,6 +18,7 @@ DATA = {
     "root": None,
     "backend": "torchvision",
     "workers": 2,
+    "hw_decoder_load": "auto",
     "holdout_frac": 0.0,
     "num_train": None,
     "num_val": None,

@@ -1,0 +1,117 @@
+"""Measured figures: their rows in a record, and tables of them. Imports no torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+# Version of the document that ``--json`` writes.
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One quantity, measured n times.
+
+    Attributes:
+        name: What was measured, with px and batch.
+        unit: E.g. ``images/s``.
+        values: One a repeat, at least one.
+    """
+
+    name: str
+    unit: str
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def row(self) -> dict[str, Any]:
+        """As it stands in a record."""
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "n": len(self.values),
+            "median": self.median,
+            "min": min(self.values),
+            "max": max(self.values),
+        }
+
+    def text(self) -> str:
+        """Median with min and max in brackets."""
+        if len(self.values) == 1:
+            return number(self.median)
+        return f"{number(self.median)} [{number(min(self.values))} .. {number(max(self.values))}]"
+
+
+@dataclass
+class Outcome:
+    """What a benchmark gave.
+
+    Attributes:
+        figures: All of them, in order.
+        tables: As they are printed.
+        notes: What a reader must know to read the figures: sources, what was left out and why.
+        verdicts: Conclusions, label to sentence.
+    """
+
+    figures: list[Figure] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    verdicts: dict[str, str] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """All of it for the terminal."""
+        verdicts = [f"{label}: {sentence}" for label, sentence in self.verdicts.items()]
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n\n".join(part for part in (*self.tables, "\n".join(verdicts), "\n".join(notes)) if part)
+
+
+def document(
+    bench: str, outcome: Outcome, *, recipe: str, overrides: Sequence[str], machine: Mapping[str, Any], clock: str
+) -> dict[str, Any]:
+    """The benchmark as a record: plain types.
+
+    Args:
+        bench: ``data`` or ``step``.
+        outcome: What it gave.
+        recipe: Whose settings were measured.
+        overrides: ``key=value`` words and flags of the command line.
+        machine: ``command``, ``commit``, ``hardware``, ``versions``.
+        clock: What was timed and how, in a sentence.
+    """
+    return {
+        "schema": SCHEMA,
+        "bench": bench,
+        "recipe": recipe,
+        "overrides": list(overrides),
+        **machine,
+        "clock": clock,
+        "figures": [figure.row() for figure in outcome.figures],
+        "verdicts": dict(outcome.verdicts),
+        "notes": list(outcome.notes),
+    }
+
+
+def number(value: float) -> str:
+    """Four digits where that is all that means something; thousands apart."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns under their headers; the first one to the left, figures to the right."""
+    cells = [list(headers), *[list(row) for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+    return "\n".join([title, *(f"  {line}" for line in lines)])

@@ -1,0 +1,156 @@
+"""Short trainings through Lightning, as train.py runs them, with what a benchmark reads from them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from fasttrain.config.compose import ComposedRun
+from fasttrain.report.console import configure_logging, log
+from fasttrain.report.history import Row
+from fasttrain.run import planning, training
+from fasttrain.strategy.world import World
+from fasttrain.trainer.checkpoints import Checkpoints
+from fasttrain.trainer.fit import SignalsOn, StopAtTarget
+from fasttrain.trainer.module import ClassifierModule
+
+# Callbacks that a measured training does without: it writes no checkpoints, so it cannot be continued either, and
+# a signal ends it at once.
+LEFT_OUT = (Checkpoints, SignalsOn, StopAtTarget)
+
+# Names of CUDA's calls that start work, as the profiler shows them; a replayed graph is one call.
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One epoch of a short training.
+
+    Attributes:
+        row: Of its history: px, batch size, images/s by the trainer's own meter.
+        profiled: Whether it was there to count launches; its images/s do not count.
+        peak_bytes: Most memory that tensors took on this device; None on a CPU.
+        launches: Calls that start work on the device, one step; None where they were not counted.
+    """
+
+    row: Row
+    profiled: bool
+    peak_bytes: int | None
+    launches: float | None
+
+
+def train_briefly(run: ComposedRun, world: World, *, profile_from_epoch: int | None = None) -> list[Measured]:
+    """Train a run to its end and give one entry an epoch.
+
+    Args:
+        run: What to train; its checkpoints and reports are thrown away.
+        world: This process's ranks.
+        profile_from_epoch: First epoch (zero-based) in which launches are counted, on a GPU.
+    """
+    images = planning.scan_images(run.config, world)
+    plan, schedule = planning.lay_out(run.config, images, world)
+    planning.check_libraries(run.config, images)
+    reset_device()
+    peaks, launches = PeakMemory(), LaunchCount(profile_from_epoch)
+    with tempfile.TemporaryDirectory(prefix="fasttrain-bench-") as folder:
+        (Path(folder) / "report").mkdir()
+        parts = training.build(run, images, plan, schedule, world, Path(folder), None)
+        kept = [callback for callback in parts.callbacks if not isinstance(callback, LEFT_OUT)]
+        log.setLevel(logging.WARNING)
+        try:
+            training.fit(replace(parts, callbacks=[*kept, peaks, launches]))
+        finally:
+            configure_logging(None, world.rank)
+    first_profiled = len(plan.epochs) if profile_from_epoch is None else profile_from_epoch
+    return [
+        Measured(row, epoch >= first_profiled, peaks.of(epoch), launches.of(epoch))
+        for epoch, row in enumerate(parts.report.history.rows)
+    ]
+
+
+def reset_device() -> None:
+    """Let go of what the last training compiled and allocated."""
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def count_launches(names: Iterable[str]) -> int:
+    """How many of a profile's events start work on the device."""
+    return sum(name.startswith(LAUNCHES) for name in names)
+
+
+class PeakMemory(Callback):
+    """Notes the most memory that tensors took in each epoch's training, on a GPU."""
+
+    def __init__(self) -> None:
+        self._peaks: dict[int, int] = {}
+
+    def of(self, epoch: int) -> int | None:
+        """Bytes, of a zero-based epoch."""
+        return self._peaks.get(epoch)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(pl_module.device)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.device.type == "cuda":
+            self._peaks[trainer.current_epoch] = torch.cuda.max_memory_allocated(pl_module.device)
+
+
+class LaunchCount(Callback):
+    """Profiles the first batch of late epochs, on a GPU.
+
+    Args:
+        first_epoch: Zero-based; None for never.
+    """
+
+    def __init__(self, first_epoch: int | None) -> None:
+        self._first_epoch = first_epoch
+        self._profiler: torch.profiler.profile | None = None
+        self._first_step = 0
+        self._launches: dict[int, float] = {}
+
+    def of(self, epoch: int) -> float | None:
+        """Launches of one step, of a zero-based epoch."""
+        return self._launches.get(epoch)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        wanted = self._first_epoch is not None and trainer.current_epoch >= self._first_epoch and batch_idx == 0
+        if wanted and pl_module.device.type == "cuda":
+            assert isinstance(pl_module, ClassifierModule)
+            self._first_step = pl_module.step
+            self._profiler = torch.profiler.profile()
+            self._profiler.start()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._profiler is None:
+            return
+        assert isinstance(pl_module, ClassifierModule)
+        self._profiler.stop()
+        events = [event.name for event in self._profiler.events() or ()]
+        # One Lightning batch may be many captured steps.
+        self._launches[trainer.current_epoch] = count_launches(events) / (pl_module.step - self._first_step)
+        self._profiler = None
+
+
+def rates(measured: Sequence[Measured], px: int, batch_size: int) -> tuple[float, ...]:
+    """Images/s of the epochs of one shape that count."""
+    return tuple(
+        m.row.images_per_second
+        for m in measured
+        if (m.row.px, m.row.batch_size) == (px, batch_size) and not m.profiled and m.row.images_per_second is not None
+    )

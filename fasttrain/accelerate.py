@@ -20,11 +20,8 @@ import inspect
 import logging
 import os
 import sys
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -33,12 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fasttrain.errors import ConfigError, Problem
 from fasttrain.strategy.captured_call import CapturedCall
-from fasttrain.strategy.session import CommSession, share_buffers
+from fasttrain.strategy.driver import attach, capture_step, prepare_nccl, session_of
 from fasttrain.strategy.settings import CommSettings
-from fasttrain.strategy.sockets import choose_sockets
-from fasttrain.strategy.streams import prepare_concurrent_nccl
-from fasttrain.strategy.topology import detect_topology
-from fasttrain.strategy.wrapping import is_building, no_buffer_sync
+from fasttrain.strategy.wrapping import is_building
 
 log = logging.getLogger("fasttrain")
 
@@ -46,78 +40,30 @@ VARIABLE = "FASTTRAIN_ACCELERATE"
 
 # As torch has them.
 _construct = DistributedDataParallel.__init__
-_forward = DistributedDataParallel.forward
-_no_sync = DistributedDataParallel.no_sync
 _init_process_group = dist.init_process_group
 
-
-class _Driver:
-    """Calls a session at the steps of a script's own loop: a forward pass whose gradients will be reduced."""
-
-    def __init__(self, wrapped: DistributedDataParallel, arguments: dict[str, Any], settings: CommSettings) -> None:
-        self.session: CommSession | None = None
-        self.synced_once = False
-        self._settings = settings
-        self._arguments = arguments
-        self._steps = 0
-        self._interrupted = False
-        self._trained = False
-        if settings.sync_buffers == "eval":
-            own = {name: value for name, value in arguments.items() if not name.endswith("_buffers")}
-            self._arguments = {**own, **no_buffer_sync()}
-            wrapped.broadcast_buffers = False
-
-    def before_forward(self, wrapped: DistributedDataParallel) -> None:
-        if torch.compiler.is_compiling() or wrapped._join_config.enable or _capturing():
-            return
-        if not (wrapped.training and torch.is_grad_enabled()):
-            if self._trained and self._settings.sync_buffers == "eval":
-                # All ranks are here, as they would have to be for stock DDP's own broadcast.
-                share_buffers(wrapped.module, wrapped.process_group)
-            self._interrupted, self._trained = True, False
-            return
-        self._trained = True
-        if not wrapped.require_backward_grad_sync:
-            return
-        if self.session is None:
-            self.session = CommSession(
-                wrapped, self._arguments, self._settings, detect_topology(), timeout=_timeout(wrapped)
-            )
-        shape: tuple[int, ...] = ()
-        self.session.before_step(self._steps, shape, interrupted=self._interrupted)
-        self._steps += 1
-        self._interrupted = False
-
-
-_drivers: weakref.WeakKeyDictionary[DistributedDataParallel, _Driver] = weakref.WeakKeyDictionary()
+# A script may evaluate through the wrapped module, of which nothing here would hear: buffers go as in stock DDP.
 _settings = CommSettings(sync_buffers="step")
-_is_on = False
 
 
 def on() -> None:
     """Accelerate objects made from here on; the import calls it."""
-    global _is_on
+    if DistributedDataParallel.__init__ is _accelerated_construct:
+        return
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("fasttrain: %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)
     DistributedDataParallel.__init__ = _accelerated_construct  # type: ignore[method-assign]
-    DistributedDataParallel.forward = _accelerated_forward  # type: ignore[method-assign]
-    DistributedDataParallel.no_sync = _accelerated_no_sync  # type: ignore[method-assign]
     dist.init_process_group = _accelerated_init_process_group
-    if not _is_on and os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0":
         log.info("DistributedDataParallel is tuned in its first steps; %s=off leaves it alone", VARIABLE)
-    _is_on = True
 
 
 def off() -> None:
-    """Leave objects made from here on as torch makes them; those that are accelerated stay as they are now."""
-    global _is_on
-    _is_on = False
+    """Leave objects made from here on as torch makes them; those made before stay accelerated."""
     DistributedDataParallel.__init__ = _construct  # type: ignore[method-assign]
-    DistributedDataParallel.forward = _forward  # type: ignore[method-assign]
-    DistributedDataParallel.no_sync = _no_sync  # type: ignore[method-assign]
     dist.init_process_group = _init_process_group
 
 
@@ -141,22 +87,13 @@ def capture(step: Callable[..., Any]) -> CapturedCall:
     Args:
         step: See ``fasttrain.strategy.captured_call.CapturedCall``. On a CPU it runs as it is.
     """
-    return CapturedCall(step, _prepare_capture)
+    return capture_step(step, None)
 
 
 def plan_of(wrapped: DistributedDataParallel) -> str:
     """What is in force for an object, in words."""
-    driver = _drivers.get(wrapped)
-    return "stock DDP" if driver is None or driver.session is None else driver.session.describe()
-
-
-def _prepare_capture(stream: Any) -> str | None:
-    """Freeze all sessions, once none is tuning; None until then."""
-    sessions = [driver.session for driver in _drivers.values()]
-    if any(session is None or session.tuning for session in sessions):
-        return None
-    reasons = [session.freeze(stream) for session in sessions if session is not None]
-    return next((reason for reason in reasons if reason), "")
+    session = session_of(wrapped)
+    return "stock DDP" if session is None else session.describe()
 
 
 def _accelerated_construct(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
@@ -165,49 +102,17 @@ def _accelerated_construct(self: DistributedDataParallel, *args: Any, **kwargs: 
         return
     given = dict(inspect.signature(_construct).bind(self, *args, **kwargs).arguments)
     del given["self"], given["module"]
-    _drivers[self] = _Driver(self, given, _settings)
+    attach(self, given, _settings)
 
 
 functools.update_wrapper(_accelerated_construct, _construct)
 
 
-def _accelerated_forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-    driver = _drivers.get(self)
-    if driver is not None:
-        driver.before_forward(self)
-    return _forward(self, *inputs, **kwargs)
-
-
-@contextmanager
-def _accelerated_no_sync(self: DistributedDataParallel) -> Iterator[None]:
-    """Stock, but that a static graph's first backward pass is reduced: torch records the graph in it."""
-    driver = _drivers.get(self)
-    first = driver is not None and self.static_graph and not driver.synced_once
-    if driver is not None:
-        driver.synced_once = True
-    context: AbstractContextManager[Any] = nullcontext() if first else _no_sync(self)
-    with context:
-        yield
-
-
 def _accelerated_init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
     """NCCL's numbers of sockets are chosen before it reads them."""
     if torch.cuda.is_available() and (backend is None or "nccl" in str(backend)):
-        if _settings.allow_concurrent_nccl:
-            prepare_concurrent_nccl()
-        if _settings.nccl_sockets == "auto":
-            choose_sockets(os.environ)
+        prepare_nccl(_settings)
     _init_process_group(backend, *args, **kwargs)
-
-
-def _timeout(wrapped: DistributedDataParallel) -> timedelta:
-    options = getattr(wrapped.process_group._get_backend(wrapped.device), "options", None)
-    timeout: timedelta = getattr(options, "_timeout", timedelta(minutes=30))
-    return timeout
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 if os.environ.get(VARIABLE, "on").lower() not in ("off", "0", "false"):

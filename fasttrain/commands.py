@@ -25,6 +25,7 @@ USAGE = """usage: fasttrain COMMAND ...
   eval CKPT --root PATH              accuracy of a checkpoint
   report RUN_DIR [RUN_DIR ...]       one run's page, or several runs compared
   bench data|step recipe=NAME ...    images/s of the data path's parts, or of the training step
+  bench ddp --model NAME ...         stock DDP against accelerated DDP, under torchrun
 """
 
 

@@ -1,4 +1,4 @@
-"""``fasttrain bench data|step``: from the words of the command line to printed tables and the record.
+"""``fasttrain bench data|step|ddp``: from the words of the command line to printed tables and the record.
 
 Imports no torch before all words and settings have been checked.
 """
@@ -18,9 +18,11 @@ from fasttrain.report.files import write_json
 from fasttrain.strategy.world import World
 
 USAGE = """usage: fasttrain bench BENCH recipe=NAME [key=value ...] [flags]
+       fasttrain bench ddp --model NAME [flags]
 
   data     images/s of each part of the data path, beside what the training step needs
   step     images/s, ms, roofline and memory of the training step
+  ddp      eleven networks in stock DDP against accelerated DDP; under torchrun
 
 fasttrain bench BENCH --help lists the flags.
 """
@@ -103,4 +105,15 @@ def publish(
         print(f"record: {json}")
 
 
-BENCHES: dict[str, Callable[[Sequence[str]], None]] = {"data": data_command, "step": step_command}
+def ddp_command(arguments: Sequence[str]) -> None:
+    """``fasttrain bench ddp``."""
+    from fasttrain.bench.ddp_command import run_ddp
+
+    run_ddp(arguments)
+
+
+BENCHES: dict[str, Callable[[Sequence[str]], None]] = {
+    "data": data_command,
+    "step": step_command,
+    "ddp": ddp_command,
+}

@@ -14,11 +14,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fasttrain import accelerate
 from fasttrain.bench.ddp_arguments import Arm, DDPFlags
 from fasttrain.bench.ddp_figures import Measured, lines_of
 from fasttrain.bench.ddp_models import MODELS, BenchModel, Inputs
+from fasttrain.bench.network import pace
 from fasttrain.errors import MachineError, Problem
+from fasttrain.strategy.driver import attach, capture_step, prepare_nccl, session_of
+from fasttrain.strategy.session import CommSession
+from fasttrain.strategy.settings import CommSettings
+from fasttrain.strategy.stopwatch import Stopwatch
 from fasttrain.strategy.world import World
 
 CLOCK = "from one step's end to the next one's, on the device; random inputs that lie there; Adam, fused on a GPU"
@@ -52,7 +56,9 @@ class Runner:
         self._optimizer = torch.optim.Adam(network.parameters(), lr=1e-5, fused=on_gpu, capturable=capture and on_gpu)
         self._scaler = torch.amp.GradScaler(device.type, enabled=flags.precision == "amp" and on_gpu)
         self._set_to_none = not capture
-        self._call: Callable[..., Any] = accelerate.capture(self._train) if capture else self._train
+        self._call: Callable[..., Any] = self._train
+        if capture and isinstance(self.wrapped, DistributedDataParallel):
+            self._call = capture_step(self._train, [self.wrapped])
         self._arm = arm
 
     def step(self) -> None:
@@ -60,14 +66,19 @@ class Runner:
         self._call(*self._inputs)
 
     def settle(self, most_steps: int) -> None:
-        """Train until nothing is tuned, compiled or captured any more."""
+        """Train until nothing is tuned, compiled or captured any more.
+
+        Raises:
+            MachineError: The step cannot be captured.
+        """
         for _ in range(WARMUP_STEPS):
             self.step()
-        if isinstance(self.wrapped, DistributedDataParallel) and accelerate.is_accelerated(self.wrapped):
-            steps = 0
-            while accelerate.is_tuning(self.wrapped) and steps < most_steps:
-                self.step()
-                steps += 1
+            # Groups are made in the first steps; their connections are as slow as the others from here on.
+            pace()
+        session = self._session()
+        while session is not None and session.tuning and most_steps > 0:
+            self.step()
+            most_steps -= 1
         if self._arm is not None and self._arm.capture:
             for _ in range(WARMUP_STEPS):
                 self.step()
@@ -75,13 +86,18 @@ class Runner:
 
     def plan(self) -> str:
         """What communication ended on."""
-        assert isinstance(self.wrapped, DistributedDataParallel)
-        return accelerate.plan_of(self.wrapped)
+        session = self._session()
+        return "stock DDP" if session is None else session.describe()
+
+    def _session(self) -> CommSession | None:
+        return session_of(self.wrapped) if isinstance(self.wrapped, DistributedDataParallel) else None
 
     def _check_captured(self) -> None:
         reason = getattr(self._call, "why_not", None)
         if reason is not None:
-            raise MachineError(Problem(f"--strategy {self._arm}: the step is not captured: {reason}", "without +capture"))
+            raise MachineError(
+                Problem(f"--strategy {self._arm}: the step is not captured: {reason}", "without +capture")
+            )
 
     def _train(self, *inputs: Tensor) -> Tensor:
         self._optimizer.zero_grad(set_to_none=self._set_to_none)
@@ -113,7 +129,7 @@ def bench_ddp(flags: DDPFlags, world: World, device: torch.device, say: Callable
         say: Prints; called on rank 0.
     """
     measured = []
-    with process_group(device):
+    with process_group(device, CommSettings(**sockets_of(flags))):
         for name in flags.models:
             one = _measure(name, flags, device)
             measured.append(one)
@@ -124,9 +140,15 @@ def bench_ddp(flags: DDPFlags, world: World, device: torch.device, say: Callable
     return measured
 
 
+def sockets_of(flags: DDPFlags) -> dict[str, Any]:
+    """The settings with which NCCL is prepared: where stock DDP is measured too, its sockets are NCCL's own choice."""
+    stock = any(arm.strategy == "ddp" for arm in flags.arms)
+    return {**flags.settings, "nccl_sockets": "off"} if stock else dict(flags.settings)
+
+
 @contextlib.contextmanager
-def process_group(device: torch.device) -> Iterator[None]:
-    """The ranks' group, with NCCL's sockets chosen as the one-line form does.
+def process_group(device: torch.device, settings: CommSettings) -> Iterator[None]:
+    """The ranks' group, NCCL prepared before it.
 
     Raises:
         MachineError: The process was not started by a launcher.
@@ -138,7 +160,8 @@ def process_group(device: torch.device) -> Iterator[None]:
                 "python -m torch.distributed.run --nproc-per-node 2 -m fasttrain bench ddp --model resnet50",
             )
         )
-    accelerate.off()
+    if device.type == "cuda":
+        prepare_nccl(settings)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=10))
     try:
         yield
@@ -148,7 +171,7 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 def _measure(name: str, flags: DDPFlags, device: torch.device) -> Measured:
     model = MODELS[name]
-    most = accelerate.settings().tune_budget_steps + TUNING_MARGIN
+    most = CommSettings(**flags.settings).tune_budget_steps + TUNING_MARGIN
     alone = Runner(model, None, flags, device)
     runners = {str(arm): Runner(model, arm, flags, device) for arm in flags.arms}
     for runner in (alone, *runners.values()):
@@ -168,8 +191,6 @@ def _measure(name: str, flags: DDPFlags, device: torch.device) -> Measured:
 
 def _steps_s(runner: Runner, steps: int, device: torch.device) -> list[float]:
     """Seconds of each step; the ranks begin together."""
-    from fasttrain.strategy.stopwatch import Stopwatch
-
     dist.barrier()
     watch = Stopwatch(device)
     for _ in range(2):
@@ -189,13 +210,12 @@ def _pooled(own: list[float]) -> list[float]:
 
 
 def _wrap(network: nn.Module, arm: Arm, flags: DDPFlags, device: torch.device) -> DistributedDataParallel:
-    """As a plain script does; for the accelerated way after the one import."""
-    ids = [device] if device.type == "cuda" else None
-    if arm.strategy == "ddp" and not arm.capture:
-        return DistributedDataParallel(network, device_ids=ids)
-    accelerate.use(**flags.settings)
-    accelerate.on()
-    try:
-        return DistributedDataParallel(network, device_ids=ids)
-    finally:
-        accelerate.off()
+    """As a plain script does; the accelerated way as after the one import."""
+    arguments = {"device_ids": [device]} if device.type == "cuda" else {}
+    wrapped = DistributedDataParallel(network, **arguments)  # type: ignore[arg-type]
+    if arm.strategy == "accelerated_ddp":
+        attach(wrapped, arguments, CommSettings(**flags.settings))
+    elif arm.capture:
+        # Stock DDP, built on the stream of the capture.
+        attach(wrapped, arguments, CommSettings(autotune=False, sync_buffers="step"))
+    return wrapped

@@ -28,6 +28,8 @@ MODEL_NAMES = (
     "speech_transformer",
     "tts_angular",
 )
+# Not the article's: 26 MiB of gradients and little to compute, for slow networks (fasttrain.bench.network).
+OTHER_NAMES = ("layers_26mib",)
 PRECISIONS = ("amp", "bf16", "fp32")
 STRATEGIES = ("ddp", "accelerated_ddp")
 # What may be put behind a strategy: ddp+compile.
@@ -95,8 +97,8 @@ def read_ddp_flags(arguments: Sequence[str]) -> DDPFlags:
     problems: list[Problem] = []
     names = MODEL_NAMES if given.model == "all" else tuple(dict.fromkeys(given.model.split(",")))
     for name in names:
-        if name not in MODEL_NAMES:
-            close = difflib.get_close_matches(name, MODEL_NAMES, n=1)
+        if name not in (*MODEL_NAMES, *OTHER_NAMES):
+            close = difflib.get_close_matches(name, (*MODEL_NAMES, *OTHER_NAMES), n=1)
             fix = f"--model {close[0]}" if close else f"all, or some of {','.join(MODEL_NAMES)}"
             problems.append(Problem(f"--model {name}: there is no such model", fix, COMMAND_LINE))
     arms = tuple(dict.fromkeys(_arm(word, problems) for word in given.strategy.split(",")))
@@ -131,7 +133,7 @@ def _parser() -> _Parser:
     names = [field.name for field in fields(CommSettings)]
     add = parser.add_argument
     add("settings", nargs="*", metavar="key=value", help=f"settings of accelerated_ddp: {', '.join(names)}")
-    add("--model", required=True, help=f"all, or some of {','.join(MODEL_NAMES)}")
+    add("--model", required=True, help=f"all, or some of {','.join((*MODEL_NAMES, *OTHER_NAMES))}")
     add("--precision", choices=PRECISIONS, default="amp", help="amp: fp16 autocast with a loss scaler (default: amp)")
     add("--batch-size", help="of one rank (default: the article's)")
     add(

@@ -75,9 +75,7 @@ def lines_of(measured: Measured, *, num_nodes: int, local_size: int, device: str
     width = max(len(name) for name in measured.arms)
     for name, repeats in measured.arms.items():
         samples = [sample for repeat in repeats for sample in repeat]
-        line = article_line(
-            samples, batch=measured.batch, num_nodes=num_nodes, local_size=local_size, device=device
-        )
+        line = article_line(samples, batch=measured.batch, num_nodes=num_nodes, local_size=local_size, device=device)
         lines.append(f"{name.ljust(width)} {line}")
     for name in list(measured.arms)[1:]:
         lines.append(f"{name}: acc_ratio={measured.acc_ratio(name):.3f} ddp_acc={measured.ddp_acc:.3f}")
@@ -99,8 +97,7 @@ def outcome_of(all_measured: Sequence[Measured]) -> Outcome:
         outcome.figures.append(Figure(f"{measured.model} {measured.batch}: ddp_acc", "ratio", scaling))
         for name in list(measured.arms)[1:]:
             ratios = tuple(
-                statistics.median(a) / statistics.median(b)
-                for a, b in zip(baseline, measured.arms[name], strict=True)
+                statistics.median(a) / statistics.median(b) for a, b in zip(baseline, measured.arms[name], strict=True)
             )
             outcome.figures.append(Figure(f"{measured.model} {measured.batch}: acc_ratio {name}", "ratio", ratios))
         for name, plan in measured.plans.items():

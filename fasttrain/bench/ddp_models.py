@@ -1,10 +1,11 @@
-"""The eleven networks of the DDP benchmark, built without downloads, with the article's batch sizes.
+"""The eleven networks of the DDP benchmark, built without downloads, with the article's batch sizes; one for links.
 
 Source: pytorch/benchmark's models as Alibaba's ACSpeed article lists them; inputs and targets are random.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,7 @@ class UNet(nn.Module):
         super().__init__()
         widths = (64, 128, 256, 512, 512)
         self.first = double_convolution(3, 64, 64)
-        self.down = nn.ModuleList(double_convolution(a, b, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.down = nn.ModuleList(double_convolution(a, b, b) for a, b in itertools.pairwise(widths))
         ups = ((1024, 256), (512, 128), (256, 64), (128, 64))
         self.up = nn.ModuleList(double_convolution(a, a // 2, b) for a, b in ups)
         self.last = nn.Conv2d(64, 2, 1)
@@ -207,6 +208,21 @@ def speaker_inputs(batch: int, device: torch.device) -> Inputs:
     return torch.randn(batch, 50, 40, device=device), torch.arange(batch // 2, device=device)
 
 
+# --- gradients for a slow network ---
+
+
+def layers_of_26_mib() -> nn.Module:
+    """Thirteen layers of 724 x 724 weights: 26 MiB of gradients, and little to compute."""
+    layers: list[nn.Module] = []
+    for _ in range(13):
+        layers += [nn.Linear(724, 724, bias=False), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def layer_inputs(batch: int, device: torch.device) -> Inputs:
+    return torch.randn(batch, 724, device=device), torch.randn(batch, 724, device=device)
+
+
 # --- losses ---
 
 
@@ -243,4 +259,5 @@ MODELS: dict[str, BenchModel] = {
     "hf_Bert": BenchModel(4, bert, text_inputs, own_loss),
     "speech_transformer": BenchModel(32, SpeechTransformer, speech_inputs, cross_entropy_of_words),
     "tts_angular": BenchModel(64, SpeakerEncoder, speaker_inputs, angular_prototype),
+    "layers_26mib": BenchModel(8, layers_of_26_mib, layer_inputs, F.mse_loss),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,12 +14,11 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fasttrain.strategy.driver import prepare_nccl
 from fasttrain.strategy.plan import STOCK, CommPlan
 from fasttrain.strategy.registration import NAME
 from fasttrain.strategy.session import CommSession, share_buffers
 from fasttrain.strategy.settings import CommSettings
-from fasttrain.strategy.sockets import choose_sockets
-from fasttrain.strategy.streams import prepare_concurrent_nccl
 from fasttrain.strategy.topology import detect_topology
 from fasttrain.strategy.wrapping import no_buffer_sync, wrap
 
@@ -68,10 +66,7 @@ class AcceleratedDDPStrategy(DDPStrategy):
 
     def setup_distributed(self) -> None:
         if self.root_device.type == "cuda":
-            if self.settings.allow_concurrent_nccl:
-                prepare_concurrent_nccl()
-            if self.settings.nccl_sockets == "auto":
-                choose_sockets(os.environ)
+            prepare_nccl(self.settings)
         super().setup_distributed()
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:

@@ -143,7 +143,7 @@ class CommSession:
         Returns:
             What stands against it; None where it is done.
         """
-        why_not = why_not_rewrapped(self._wrapped)
+        why_not = why_not_rewrapped(self._wrapped, same_buckets=True)
         if why_not is None:
             self._tuner = None
             self._started = True

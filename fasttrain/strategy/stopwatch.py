@@ -34,16 +34,19 @@ class Stopwatch:
             moment = time.perf_counter()
         self._marks.append((moment, counts))
 
-    def median_s(self) -> float | None:
-        """Seconds of a step between the marks, waits for the device once; None where no step counts."""
+    def seconds(self) -> list[float]:
+        """Of each step between the marks; waits for the device once."""
         moments = [moment for moment, _ in self._marks]
         pairs = [(first, moment) for first, (moment, counts) in zip(moments, self._marks[1:], strict=False) if counts]
-        if not pairs:
-            return None
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and pairs:
             moments[-1].synchronize()
-            return statistics.median(first.elapsed_time(second) / 1000 for first, second in pairs)
-        return statistics.median(second - first for first, second in pairs)
+            return [first.elapsed_time(second) / 1000 for first, second in pairs]
+        return [second - first for first, second in pairs]
+
+    def median_s(self) -> float | None:
+        """The median of ``seconds``; None where no step counts."""
+        seconds = self.seconds()
+        return statistics.median(seconds) if seconds else None
 
 
 def slowest_rank_s(seconds: float, device: torch.device, group: dist.ProcessGroup | None) -> float:

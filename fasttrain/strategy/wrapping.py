@@ -113,8 +113,13 @@ def add_hook(wrapped: DistributedDataParallel, state: CommState | None) -> None:
     wrapped.register_comm_hook(state, accel_hook)
 
 
-def why_not_rewrapped(wrapped: DistributedDataParallel) -> str | None:
-    """What stands against building an object anew; None for nothing."""
+def why_not_rewrapped(wrapped: DistributedDataParallel, *, same_buckets: bool = False) -> str | None:
+    """What stands against building an object anew; None for nothing.
+
+    Args:
+        wrapped: The object.
+        same_buckets: Its buckets will be the same: then compiled graphs, which are cut where buckets end, still fit.
+    """
     if wrapped.static_graph:
         return "static_graph=True"
     if wrapped.mixed_precision is not None:
@@ -127,7 +132,7 @@ def why_not_rewrapped(wrapped: DistributedDataParallel) -> str | None:
         return "join()"
     if hasattr(wrapped, "buffer_hook"):
         return "a hook for buffers"
-    if is_compiled(wrapped.module):
+    if is_compiled(wrapped.module) and not same_buckets:
         return "torch.compile"
     return None
 

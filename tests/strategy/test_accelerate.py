@@ -55,11 +55,11 @@ def test_off_leaves_ddp_as_torch_makes_it(ranks: list[dict[str, Any]]) -> None:
 def test_the_variable(value: str, patched: bool) -> None:
     code = (
         "from torch.nn.parallel import DistributedDataParallel as D\n"
-        "before = D.forward\n"
+        "before = D.__init__\n"
         "import fasttrain.accelerate\n"
-        f"assert (D.forward is not before) == {patched}\n"
+        f"assert (D.__init__ is not before) == {patched}\n"
         "fasttrain.accelerate.off()\n"
-        "assert D.forward is before\n"
+        "assert D.__init__ is before\n"
     )
     variables = {**os.environ, "FASTTRAIN_ACCELERATE": value, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables, check=False)

@@ -19,10 +19,12 @@ from fasttrain.strategy.world import World
 
 USAGE = """usage: fasttrain bench BENCH recipe=NAME [key=value ...] [flags]
        fasttrain bench ddp --model NAME [flags]
+       fasttrain bench cluster [flags]
 
   data     images/s of each part of the data path, beside what the training step needs
   step     images/s, ms, roofline and memory of the training step
   ddp      eleven networks in stock DDP against accelerated DDP; under torchrun
+  cluster  a training step on a cluster that is not here, simulated
 
 fasttrain bench BENCH --help lists the flags.
 """
@@ -112,8 +114,16 @@ def ddp_command(arguments: Sequence[str]) -> None:
     run_ddp(arguments)
 
 
+def cluster_command(arguments: Sequence[str]) -> None:
+    """``fasttrain bench cluster``."""
+    from fasttrain.bench.cluster import run_cluster
+
+    run_cluster(arguments)
+
+
 BENCHES: dict[str, Callable[[Sequence[str]], None]] = {
     "data": data_command,
     "step": step_command,
     "ddp": ddp_command,
+    "cluster": cluster_command,
 }

@@ -161,7 +161,7 @@ FRAMES, WORDS, VOCABULARY = 200, 24, 4233
 
 
 class SpeechTransformer(nn.Module):
-    """Six layers each way at width 512 over stacks of 320 filter values: 44,305,920 + 512 x 4,233 parameters.
+    """Six layers each way at width 512 over stacks of 320 filter values: 46,472,192 parameters.
 
     Source: kaituoxu/Speech-Transformer's widths, with torch's own blocks; its AISHELL vocabulary; the lengths are
     chosen here.

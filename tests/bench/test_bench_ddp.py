@@ -30,8 +30,8 @@ COUNTS = {
     "pytorch_unet": (1, 17_267_458, 74),
     "hf_Bart": (4, 139_420_416, 259),
     "hf_Bert": (4, 109_514_298, 202),
-    # 44,305,920 and an embedding of 512 x 4,233 that the output shares, less nothing for its own bias.
-    "speech_transformer": (32, 44_305_920 + 512 * 4233 - 1024, 187),
+    # Six encoder and six decoder layers, two norms, what takes the frames in, the embedding that the output shares.
+    "speech_transformer": (32, 6 * (3_152_384 + 4_204_032) + 2 * 1024 + 321 * 512 + 512 * 4233, 187),
     "tts_angular": (64, 9_381_888, 15),
 }
 

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,22 @@ def free_port() -> int:
 
 
 def run_worker(
-    worker: str, size: int, folder: Path, *checks: str, node_size: int | None = None
+    worker: str,
+    size: int,
+    folder: Path,
+    *checks: str,
+    node_size: int | None = None,
+    variables: Callable[[int], Mapping[str, str]] = lambda rank: {},
 ) -> list[dict[str, Any]]:
     """What each rank found: check to facts.
+
+    Args:
+        worker: A file beside this one.
+        size: Ranks.
+        folder: Where they write.
+        checks: That they run.
+        node_size: Ranks of a node, as a launcher would say.
+        variables: More of them for a rank.
 
     Raises:
         AssertionError: A rank failed; with its last words.
@@ -48,7 +62,7 @@ def run_worker(
     ranks = [
         subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / worker), str(folder / f"{rank}.json"), *checks],
-            env=environment(rank, size, port, node_size=node_size),
+            env={**environment(rank, size, port, node_size=node_size), **variables(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -32,13 +32,13 @@ FOUR_RANKS_APART = 2e-6
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_worker("worker_gloo.py", 2, tmp_path_factory.mktemp("two"), *TWO)
+    return run_worker("worker_ranks.py", 2, tmp_path_factory.mktemp("two"), *TWO)
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     checks = ("topology", "every_plan_in_turn", "unused_parameters", "accumulation")
-    return run_worker("worker_gloo.py", 4, tmp_path_factory.mktemp("four"), *checks, node_size=2)
+    return run_worker("worker_ranks.py", 4, tmp_path_factory.mktemp("four"), *checks, node_size=2)
 
 
 @pytest.mark.parametrize(

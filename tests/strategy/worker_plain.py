@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 
 import fasttrain.accelerate
 from fasttrain.errors import ConfigError
-from tests.strategy.worker_gloo import apart, images, network, record_log
+from tests.strategy.worker_ranks import apart, images, network, record_log
 
 STEPS = 140
 

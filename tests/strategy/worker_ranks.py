@@ -1,4 +1,4 @@
-"""A rank of the tests over gloo: runs the checks named on its command line, writes their facts.
+"""A rank of the tests: runs the checks named on its command line, writes their facts.
 
 Each check trains the same small network in stock DDP and in another way, and tells how far the weights are apart.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,11 +22,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fasttrain.strategy.candidates import candidates
+from fasttrain.strategy.driver import attach, capture_step
 from fasttrain.strategy.plan import STOCK, CommPlan
 from fasttrain.strategy.session import CommSession
 from fasttrain.strategy.settings import CommSettings
 from fasttrain.strategy.stopwatch import ranks_differ
 from fasttrain.strategy.topology import Topology, detect_topology
+
+# As the test asks: gloo on the CPU, gloo over one GPU that all ranks share, or NCCL with a GPU each.
+BACKEND = os.environ.get("TEST_BACKEND", "gloo")
+DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
 
 STEPS = 50
 TIMEOUT = timedelta(seconds=60)
@@ -50,13 +56,13 @@ class Network(nn.Module):
 
 def network() -> Network:
     torch.manual_seed(0)
-    return Network()
+    return Network().to(DEVICE)
 
 
 def images(step: int, *, channels_last: bool = False) -> Tensor:
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     batch = torch.randn(4, 3, 8, 8, generator=generator)
-    return batch.contiguous(memory_format=torch.channels_last) if channels_last else batch
+    return batch.to(DEVICE, memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def session_of(wrapped: DistributedDataParallel, arguments: Facts, **settings: Any) -> CommSession:
@@ -83,7 +89,7 @@ def train(
     session = session_of(wrapped, arguments, autotune=False)
     session._make_streams(plans)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
-    scale = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaler)
+    scale = torch.amp.GradScaler(DEVICE.type, init_scale=1024.0, enabled=scaler)
     for step in range(steps):
         session.apply(plans[step // 5 % len(plans)])
         optimizer.zero_grad()
@@ -229,13 +235,12 @@ def groups_that_cannot_be_made() -> Facts:
 
 
 def weights_that_differ() -> Facts:
-    weights: list[Tensor] = [torch.arange(5.0), torch.ones(3)]
-    device = torch.device("cpu")
-    equal = ranks_differ(weights, device, None)
+    weights: list[Tensor] = [torch.arange(5.0, device=DEVICE), torch.ones(3, device=DEVICE)]
+    equal = ranks_differ(weights, DEVICE, None)
     if dist.get_rank() == 1:
         # Exchanged values leave every plain sum as it was.
         weights[0][[1, 2]] = weights[0][[2, 1]]
-    return {"equal": equal, "exchanged": ranks_differ(weights, device, None)}
+    return {"equal": equal, "exchanged": ranks_differ(weights, DEVICE, None)}
 
 
 def rewrapped_object() -> Facts:
@@ -279,6 +284,36 @@ def synchronized_batchnorm() -> Facts:
     return {"words": words}
 
 
+def synchronized_batchnorm_trains() -> Facts:
+    def synchronized() -> nn.Module:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(network())
+
+    return {"apart": apart(train(all_plans(), model=synchronized()), train([STOCK], model=synchronized()))}
+
+
+def captured_step() -> Facts:
+    """A step as a CUDA graph, after a tuning between real steps, against stock DDP uncaptured."""
+    steps = 200
+    stock = train([STOCK], steps=steps)
+    model = network()
+    wrapped = DistributedDataParallel(model)
+    attach(wrapped, {}, CommSettings(sync_buffers="step"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def step(batch: Tensor) -> Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss: Tensor = wrapped(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    call = capture_step(step, [wrapped])
+    losses = [float(call(images(index))) for index in range(steps)]
+    shapes = [shape.graph is not None for shape in call._shapes.values()]
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return {"apart": apart(weights, stock), "why_not": call.why_not, "captured": shapes, "last_loss": losses[-1]}
+
+
 def topology() -> Facts:
     found: Topology = detect_topology()
     return {"nodes": found.nodes, "rails": found.rails}
@@ -300,7 +335,10 @@ def record_log(level: int = logging.INFO) -> Iterator[list[str]]:
 
 def main(out: str, names: list[str]) -> None:
     checks: dict[str, Callable[[], Facts]] = {name: globals()[name] for name in names}
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
+        torch.use_deterministic_algorithms(True)
+    dist.init_process_group(BACKEND, timeout=TIMEOUT)
     Path(out).write_text(json.dumps({name: check() for name, check in checks.items()}))
     dist.barrier()
     dist.destroy_process_group()

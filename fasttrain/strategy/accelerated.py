@@ -84,7 +84,7 @@ class AcceleratedDDPStrategy(DDPStrategy):
             timeout=self._timeout or timedelta(minutes=30),
             steps_left=self._steps_left(),
         )
-        self._session.build_on(side)
+        self._session.ddp.build_stream = side
         self._session.remember(self._saved)
         return wrapped
 
@@ -142,19 +142,19 @@ class AcceleratedDDPStrategy(DDPStrategy):
         assert session is not None
         plans = session.plans_to_capture()
         if len(plans) == 1:
-            return session.plan
+            return session.ddp.plan
         seconds: dict[CommPlan, float] = {}
         for plan in plans:
-            session.apply(plan)
+            session.ddp.apply(plan)
             seconds[plan] = measure(plan)
             if math.isinf(seconds[STOCK]):
                 # Steps cannot be captured at all; they will be tuned as they run.
-                return session.plan
+                return session.ddp.plan
         best = min(seconds, key=lambda plan: seconds[plan])
         gain = 1 - seconds[best] / seconds[STOCK]
         if gain < self.settings.min_gain_frac:
             best = STOCK
-        session.apply(best)
+        session.ddp.apply(best)
         session.keep_captured(gain)
         return best
 
@@ -179,7 +179,7 @@ class AcceleratedDDPStrategy(DDPStrategy):
 
     def teardown(self) -> None:
         if self._session is not None:
-            self._session.close()
+            self._session.ddp.close()
         super().teardown()
 
     def _steps_left(self) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Hashable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -18,25 +17,20 @@ from fasttrain.errors import Problem, TrainingError
 from fasttrain.strategy import tune_cache
 from fasttrain.strategy.autotuner import Autotuner
 from fasttrain.strategy.candidates import candidates, fixed_plan
-from fasttrain.strategy.hook import CommState
 from fasttrain.strategy.plan import STOCK, CommPlan
-from fasttrain.strategy.routes import Routes
+from fasttrain.strategy.planned import PlannedDDP
 from fasttrain.strategy.settings import CommSettings
 from fasttrain.strategy.stopwatch import Stopwatch, ranks_differ, slowest_rank_s
-from fasttrain.strategy.streams import StreamPool, make_pool
 from fasttrain.strategy.topology import Topology
-from fasttrain.strategy.wrapping import (
-    add_hook,
-    has_foreign_hook,
-    optimizer_in_backward,
-    rewrap,
-    why_not_rewrapped,
-)
+from fasttrain.strategy.wrapping import has_foreign_hook, optimizer_in_backward, why_not_rewrapped
 
 log = logging.getLogger("fasttrain")
 
 # Plans that are captured beside stock DDP; each takes seconds.
 MAX_CAPTURED = 4
+
+# Steps of one other shape in a row after which steps have become other ones; an epoch's last batch is one alone.
+OTHER_SHAPE_STEPS = 3
 
 
 class CommSession:
@@ -53,7 +47,7 @@ class CommSession:
         steps_left: Steps of the run; None where it is not known.
 
     Attributes:
-        plan: In force now.
+        ddp: The object under its plan.
         note: Why the plan is what it is.
     """
 
@@ -67,25 +61,19 @@ class CommSession:
         timeout: timedelta,
         steps_left: int | None = None,
     ) -> None:
-        self.plan = STOCK
+        self.ddp = PlannedDDP(wrapped, arguments, topology, timeout)
         self.note = "not tuned yet"
-        # Weakly: the owner of this session may be found by the object that it accelerates.
-        self._wrapped_ref = weakref.ref(wrapped)
-        self._arguments, self._settings, self._topology = dict(arguments), settings, topology
-        self._device: torch.device = wrapped.device
-        self._stream: Any = None
-        self._backend = str(dist.get_backend(wrapped.process_group))
-        self._timeout, self._steps_left = timeout, steps_left
+        self._settings, self._topology, self._steps_left = settings, topology, steps_left
+        self._group: dist.ProcessGroup = wrapped.process_group
+        self._device = self.ddp.device
+        self._backend = str(dist.get_backend(self._group))
         self._saved: dict[str, Any] | None = None
-        self._state: CommState | None = None
-        self._routes: Routes | None = None
         self._tuner: Autotuner | None = None
         self._watch = Stopwatch(self._device)
-        self._steps_of_segment = 0
         self._shape: Hashable = None
-        self._verified = 0
+        self._other_shape: tuple[Hashable, int] = (None, 0)
+        self._steps_of_segment = self._verdicts_told = self._verified = 0
         self._started = False
-        self._verdicts_told = 0
         parameters = [p for p in wrapped.module.parameters() if p.requires_grad]
         self._mark = tune_cache.fingerprint(
             parameters, topology, backend=self._backend, device=self._device, wire=settings.wire_dtype
@@ -113,8 +101,7 @@ class CommSession:
         tuner = self._tuner
         if tuner is None or tuner.segment is None:
             return
-        if shape != self._shape:
-            self._shape = shape
+        if self._has_changed(shape):
             tuner.spoil()
             self._begin()
             return
@@ -125,7 +112,7 @@ class CommSession:
             seconds = self._watch.median_s()
             # Evaluations fall on the same steps everywhere: where one rank has no step that counts, none has.
             if seconds is not None:
-                tuner.record(slowest_rank_s(seconds, self._device, self._wrapped.process_group))
+                tuner.record(slowest_rank_s(seconds, self._device, self._group))
                 self._begin()
 
     @property
@@ -133,40 +120,14 @@ class CommSession:
         """Whether plans are still being compared."""
         return not self._started or (self._tuner is not None and not self._tuner.verdicts)
 
-    def build_on(self, stream: Any) -> None:
-        """Accumulate gradients on this CUDA stream whenever DDP is built anew; see ``rewrap``."""
-        self._stream = stream
-
     def freeze(self, stream: Any) -> str | None:
-        """Build DDP once more, for a capture on ``stream``, and never again.
+        """Build DDP once more, for a capture on a CUDA stream, and never again.
 
         Returns:
             What stands against it; None where it is done.
         """
-        why_not = why_not_rewrapped(self._wrapped, same_buckets=True)
-        if why_not is None:
-            self._tuner = None
-            self._started = True
-            rewrap(self._wrapped, self.plan, self._arguments, self._state, stream=stream)
-        return why_not
-
-    def apply(self, plan: CommPlan) -> None:
-        """Let gradients travel by another plan from here on; between steps, on all ranks.
-
-        Raises:
-            RuntimeError: The plan needs streams that could not be made.
-        """
-        if plan == self.plan:
-            return
-        if plan.uses_hook and self._state is None:
-            raise RuntimeError(f"{plan}: there are no streams")
-        if self._state is not None:
-            self._state.plan = plan
-        if plan.wrapping == (*self.plan.wrapping[:2], True) and not self.plan.uses_hook:
-            add_hook(self._wrapped, self._state)
-        elif plan.wrapping != self.plan.wrapping:
-            rewrap(self._wrapped, plan, self._arguments, self._state, stream=self._stream)
-        self.plan = plan
+        self._tuner, self._started = None, True
+        return self.ddp.rebuild_on(stream)
 
     def remember(self, saved: dict[str, Any] | None) -> None:
         """Begin with what a checkpoint kept of an earlier session, where the conditions are the same."""
@@ -174,37 +135,30 @@ class CommSession:
 
     def to_checkpoint(self) -> dict[str, Any] | None:
         """The plan, for a checkpoint; None while it is being tuned."""
-        return None if self.tuning else tune_cache.to_checkpoint(self.plan, self._mark)
+        if self.tuning:
+            return None
+        # A later final may be running stock DDP for some steps.
+        plan = self.ddp.plan if self._tuner is None else self._tuner.verdicts[-1].plan
+        return tune_cache.to_checkpoint(plan, self._mark)
 
     def describe(self) -> str:
         """What is in force, in one line."""
-        return f"{self.plan} ({self.note}; {self._topology})"
+        return f"{self.ddp.plan} ({self.note}; {self._topology})"
 
     def plans_to_capture(self) -> list[CommPlan]:
         """Plans worth a capture each, stock DDP first; makes the streams."""
         if self._why_stock() is not None or self._settings.deterministic or not self._settings.autotune:
             return [STOCK]
         plans = self._candidates()
-        self._make_streams(plans)
-        return [STOCK, *[plan for plan in plans if self._runnable(plan)][:MAX_CAPTURED]]
+        self.ddp.make_streams(plans)
+        return [STOCK, *[plan for plan in plans if self.ddp.can_run(plan)][:MAX_CAPTURED]]
 
     def keep_captured(self, gain_frac: float) -> None:
         """Keep to the plan in force, which a comparison of captured steps chose; nothing is tuned between steps."""
         self._started = True
-        self._settle(self.plan, f"captured steps, its steps take {1 - gain_frac:.0%} of stock DDP's")
-
-    def close(self) -> None:
-        """End the threads."""
-        if self._routes is not None:
-            self._routes.close()
+        self._settle(self.ddp.plan, f"captured steps, its steps take {1 - gain_frac:.0%} of stock DDP's")
 
     # --- the inside ---
-
-    @property
-    def _wrapped(self) -> DistributedDataParallel:
-        wrapped = self._wrapped_ref()
-        assert wrapped is not None, "the DDP object outlives its session"
-        return wrapped
 
     def _start(self) -> None:
         """Before the first step: refuse, take what is known, or begin to tune."""
@@ -214,40 +168,54 @@ class CommSession:
             return
         known, why_not = self._known_plan(), self._why_untuned()
         if why_not is not None:
-            plan = known or fixed_plan(
-                self._settings, several_streams=self._several_streams(), several_nodes=self._topology.has_levels
-            )
-            if why_not_rewrapped(self._wrapped) is not None:
-                plan = plan.without_rebuild()
-            self._make_streams([plan])
-            plan = plan if self._runnable(plan) else STOCK
-            self.apply(plan)
-            self._settle(plan, why_not)
+            self._run_untuned(known, why_not)
             return
         plans = self._candidates()
-        self._make_streams([*plans, *([known] if known else [])])
+        self.ddp.make_streams([*plans, *([known] if known else [])])
         self._tuner = Autotuner(
-            [plan for plan in plans if self._runnable(plan)],
+            [plan for plan in plans if self.ddp.can_run(plan)],
             budget_steps=self._settings.tune_budget_steps,
             min_gain_frac=self._settings.min_gain_frac,
             drift_frac=self._settings.drift_frac,
-            known=known if known is not None and self._runnable(known) else None,
+            known=known if known is not None and self.ddp.can_run(known) else None,
         )
         self.note = "tuning in the first steps"
         self._say(self.describe())
         self._begin()
 
-    def _runnable(self, plan: CommPlan) -> bool:
-        return self._state is not None or not plan.uses_hook
+    def _run_untuned(self, known: CommPlan | None, why_not: str) -> None:
+        """Take what is known, else what the user has set."""
+        nodes = self._topology.has_levels
+        plan = fixed_plan(self._settings, several_streams=self._several_streams(), several_nodes=nodes)
+        if known is not None and not self._settings.deterministic:
+            plan = known
+        if why_not_rewrapped(self.ddp.wrapped) is not None:
+            plan = plan.without_rebuild()
+        self.ddp.make_streams([plan])
+        plan = plan if self.ddp.can_run(plan) else STOCK
+        self.ddp.apply(plan)
+        self._settle(plan, why_not)
+
+    def _has_changed(self, shape: Hashable) -> bool:
+        """Whether steps have another shape for good from here on."""
+        if shape == self._shape:
+            self._other_shape = (None, 0)
+            return False
+        other, count = self._other_shape
+        self._other_shape = (shape, count + 1 if shape == other else 1)
+        if self._other_shape[1] < OTHER_SHAPE_STEPS:
+            return False
+        self._shape, self._other_shape = shape, (None, 0)
+        return True
 
     def _why_stock(self) -> str | None:
         if self._topology.world_size == 1:
             return "one rank"
-        if dist.get_world_size(self._wrapped.process_group) != self._topology.world_size:
+        if dist.get_world_size(self._group) != self._topology.world_size:
             return "DDP over a part of the ranks"
-        if has_foreign_hook(self._wrapped):
+        if has_foreign_hook(self.ddp.wrapped):
             return "another communication hook is registered"
-        if optimizer_in_backward(self._wrapped.module):
+        if optimizer_in_backward(self.ddp.wrapped.module):
             return "the optimizer runs inside the backward pass"
         return None
 
@@ -257,7 +225,7 @@ class CommSession:
             return "deterministic"
         if not self._settings.autotune:
             return "autotune is off"
-        reason = why_not_rewrapped(self._wrapped)
+        reason = why_not_rewrapped(self.ddp.wrapped)
         if reason is not None:
             return f"not tuned: {reason}"
         if self._steps_left is not None and self._steps_left < 2 * self._settings.tune_budget_steps:
@@ -271,22 +239,6 @@ class CommSession:
         return candidates(
             self._settings, several_streams=self._several_streams(), several_nodes=self._topology.has_levels
         )
-
-    def _make_streams(self, plans: list[CommPlan]) -> None:
-        """The streams that these plans need, at most once; without them only plans without the hook can be run."""
-        with_hook = [plan for plan in plans if plan.uses_hook]
-        if self._state is not None or not with_hook:
-            return
-        pool: StreamPool | None = make_pool(
-            self._topology,
-            streams=max([1, *[plan.streams for plan in with_hook]]),
-            levels=max([0, *[plan.streams for plan in with_hook if plan.hierarchical]]),
-            timeout=self._timeout,
-            device=self._device,
-        )
-        if pool is not None:
-            self._routes = Routes(pool, self._device)
-            self._state = CommState(STOCK, self._routes, world_size=self._topology.world_size, device=self._device)
 
     def _known_plan(self) -> CommPlan | None:
         """What an earlier run under the same conditions found: in the checkpoint, else in rank 0's file."""
@@ -304,7 +256,7 @@ class CommSession:
         """Go on to the tuner's next segment from its first step, or settle on the outcome."""
         tuner = self._tuner
         assert tuner is not None
-        self.apply(tuner.plan)
+        self.ddp.apply(tuner.plan)
         for verdict in tuner.verdicts[self._verdicts_told :]:
             steps = "" if verdict.gain_frac is None else f", its steps take {1 - verdict.gain_frac:.0%} of stock DDP's"
             self._settle(verdict.plan, f"{verdict.reason}{steps}", tuned=True)
@@ -323,8 +275,8 @@ class CommSession:
         every = self._settings.verify_every_steps
         if every and step - self._verified >= every:
             self._verified = step
-            parameters: list[torch.Tensor] = list(self._wrapped.module.parameters())
-            if ranks_differ(parameters, self._device, self._wrapped.process_group):
+            parameters: list[torch.Tensor] = list(self.ddp.wrapped.module.parameters())
+            if ranks_differ(parameters, self._device, self._group):
                 raise TrainingError(
                     Problem(
                         f"the ranks' weights differ after step {step}",

@@ -19,6 +19,7 @@ from fasttrain.errors import FasttrainError, Problem, TrainingError
 from fasttrain.optimizer.build import build_optimizer, set_hyperparameters
 from fasttrain.schedule.schedule import Schedule
 from fasttrain.stages import EpochPlan, Plan
+from fasttrain.strategy.accelerated import AcceleratedDDPStrategy
 from fasttrain.trainer.compiled import compiled_graphs
 from fasttrain.trainer.epoch_steps import EpochSteps, seed_epoch
 from fasttrain.trainer.meters import RATE_SKIP_STEPS, AccuracyMeter, LossMeter, RateMeter
@@ -340,6 +341,9 @@ class ClassifierModule(LightningModule):
     def step_notes(self) -> dict[str, str]:
         """How steps were run, label to text; a graph compiled after the clock started is said aloud."""
         notes = {"captured_step": "yes" if self.step_runner.captured else f"no: {self.why_not_captured}"}
+        strategy = self.trainer.strategy
+        if isinstance(strategy, AcceleratedDDPStrategy) and strategy.session is not None:
+            notes["communication"] = strategy.session.describe()
         if self.warmed_up is not None and self.config.trainer.compile:
             late = compiled_graphs() - self.warmed_up.total_graphs
             notes["compiled_graphs"] = (

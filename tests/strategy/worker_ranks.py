@@ -87,11 +87,11 @@ def train(
     arguments = arguments or {}
     wrapped = DistributedDataParallel(model, **arguments)
     session = session_of(wrapped, arguments, autotune=False)
-    session._make_streams(plans)
+    session.ddp.make_streams(plans)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
     scale = torch.amp.GradScaler(DEVICE.type, init_scale=1024.0, enabled=scaler)
     for step in range(steps):
-        session.apply(plans[step // 5 % len(plans)])
+        session.ddp.apply(plans[step // 5 % len(plans)])
         optimizer.zero_grad()
         for part in range(accumulate):
             context = wrapped.no_sync() if part < accumulate - 1 else contextlib.nullcontext()
@@ -103,7 +103,7 @@ def train(
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         scale.step(optimizer)
         scale.update()
-    session.close()
+    session.ddp.close()
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -190,19 +190,19 @@ def tuning() -> Facts:
     with told as lines:
         for step in range(140):
             session.before_step(step, "one shape")
-            seen.append(str(session.plan))
+            seen.append(str(session.ddp.plan))
             optimizer.zero_grad()
             wrapped(images(step)).square().mean().backward()
             optimizer.step()
     kept = session.to_checkpoint()
-    session.close()
+    session.ddp.close()
     another = DistributedDataParallel(network())
     later = session_of(another, {})
     later.remember(kept)
     later._start()
     arms = 0 if later._tuner is None else len(later._tuner._arms)
     known = None if later._tuner is None else str(later._tuner._known)
-    later.close()
+    later.ddp.close()
     return {
         "apart": apart(torch.cat([p.detach().flatten() for p in model.parameters()]), stock),
         "plans_seen": sorted(set(seen)),
@@ -231,7 +231,7 @@ def groups_that_cannot_be_made() -> Facts:
             session.before_step(0, "one shape")
     finally:
         dist.new_group = make
-    return {"plan": str(session.plan), "log": lines}
+    return {"plan": str(session.ddp.plan), "log": lines}
 
 
 def weights_that_differ() -> Facts:
@@ -254,11 +254,11 @@ def rewrapped_object() -> Facts:
     before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     session = session_of(wrapped, {}, autotune=False)
     plan = CommPlan(bucket_mb=0.1, streams=2, lean=True)
-    session._make_streams([plan])
-    session.apply(plan)
+    session.ddp.make_streams([plan])
+    session.ddp.apply(plan)
     same = all(torch.equal(a, p.grad) for a, p in zip(before, model.parameters(), strict=True))
     wrapped(images(1)).mean().backward()
-    session.close()
+    session.ddp.close()
     return {"hook_calls": len(calls), "label": wrapped.label, "gradients_kept": same, "hooks": len(wrapped._comm_hooks)}
 
 
@@ -269,7 +269,7 @@ def foreign_hook() -> Facts:
     wrapped.register_comm_hook(None, allreduce_hook)
     session = session_of(wrapped, {})
     session.before_step(0, "one shape")
-    return {"plan": str(session.plan), "note": session.note}
+    return {"plan": str(session.ddp.plan), "note": session.note}
 
 
 def synchronized_batchnorm() -> Facts:

@@ -131,11 +131,19 @@ def report_command(arguments: Sequence[str]) -> int:
     """``fasttrain report RUN_DIR [RUN_DIR ...]``."""
     from fasttrain.report.compare import report_runs
 
-    parser = argparse.ArgumentParser(prog="fasttrain report", description="One run's page, or several compared.")
+    parser = argparse.ArgumentParser(
+        prog="fasttrain report",
+        description="One run's page, or several compared; or records of bench ddp (JSON files).",
+    )
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="write the comparison as a page")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     flags = parser.parse_args(arguments)
+    if all(path.suffix == ".json" for path in flags.run_dirs):
+        from fasttrain.report.ddp_records import report_ddp
+
+        print(report_ddp(flags.run_dirs, out=flags.out))
+        return 0
     print(report_runs(flags.run_dirs, out=flags.out, json_file=flags.json))
     return 0
 

@@ -187,8 +187,8 @@ class AcceleratedDDPStrategy(DDPStrategy):
         module = self.lightning_module
         assert module is not None
         planned = getattr(module, "steps_left", None)
-        if planned is not None:
-            return int(planned)
+        if isinstance(planned, int):
+            return planned
         limit = module.trainer.max_steps
         return limit - module.trainer.global_step if limit >= 0 else None
 
@@ -196,7 +196,7 @@ class AcceleratedDDPStrategy(DDPStrategy):
 def shape_of(module: Any, batch: Any) -> Any:
     """What decides how long a step takes: the module's own word, else the shapes of the batch's tensors."""
     own = getattr(module, "step_shape", None)
-    if own is not None:
+    if isinstance(own, int):
         return own
     flat, _ = torch.utils._pytree.tree_flatten(batch)
     return tuple(tuple(leaf.shape) for leaf in flat if isinstance(leaf, torch.Tensor))

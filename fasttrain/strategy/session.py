@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fasttrain.errors import Problem, TrainingError
+from fasttrain.errors import ConfigError, Problem, TrainingError
 from fasttrain.strategy import tune_cache
 from fasttrain.strategy.autotuner import Autotuner
 from fasttrain.strategy.candidates import candidates, fixed_plan
@@ -46,6 +46,9 @@ class CommSession:
         timeout: Of collectives.
         steps_left: Steps of the run; None where it is not known.
 
+    Raises:
+        ConfigError: Several streams over NCCL, without ``allow_concurrent_nccl``.
+
     Attributes:
         ddp: The object under its plan.
         note: Why the plan is what it is.
@@ -67,6 +70,9 @@ class CommSession:
         self._group: dist.ProcessGroup = wrapped.process_group
         self._device = self.ddp.device
         self._backend = str(dist.get_backend(self._group))
+        if settings.streams is not None and settings.streams > 1 and not self._several_streams():
+            what = f"streams={settings.streams} over NCCL are several communicators at work at once, which is opt-in"
+            raise ConfigError(Problem(what, "allow_concurrent_nccl=true (strategy.allow_concurrent_nccl=true)"))
         self._saved: dict[str, Any] | None = None
         self._tuner: Autotuner | None = None
         self._watch = Stopwatch(self._device)

@@ -65,6 +65,8 @@ def make_pool(
     Returns:
         The pool; None where any rank could not make it (rank 0 says why).
     """
+    if streams == 1 and levels == 0:
+        return StreamPool((_default_group(),), ())
     failure = ""
     made: list[dist.ProcessGroup] = []
     pairs: list[Levels] = []
@@ -89,6 +91,12 @@ def make_pool(
             )
         return None
     return StreamPool(tuple(made), tuple(pairs))
+
+
+def _default_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None, "the default process group is made before any other"
+    return group
 
 
 def _make_levels(topology: Topology, count: int, device: torch.device) -> Levels:

@@ -95,6 +95,9 @@ def rewrap(
         stream: CUDA stream on which gradients are to be accumulated: not the default one where a step is captured
             later. None for the current one.
     """
+    if wrapped.device.type == "cuda":
+        # Kernels of the last step may still read the buckets that are given up.
+        torch.cuda.synchronize(wrapped.device)
     # The old buckets go first: both together may not fit.
     wrapped.reducer._remove_autograd_hooks()
     del wrapped.reducer, wrapped.logger

@@ -33,19 +33,28 @@ class Measured:
     def baseline(self) -> str:
         return next(iter(self.arms))
 
+    def acc_ratios(self, arm: str) -> tuple[float, ...]:
+        """Speed of a way over the baseline's, a figure for each repeat, in which they took turns: the article's y."""
+        return _ratios(self.arms[self.baseline], self.arms[arm])
+
     def acc_ratio(self, arm: str) -> float:
-        """Speed of a way over the baseline's: the article's y."""
-        return median_s(self.arms[self.baseline]) / median_s(self.arms[arm])
+        """The median of ``acc_ratios``."""
+        return statistics.median(self.acc_ratios(arm))
+
+    @property
+    def ddp_accs(self) -> tuple[float, ...]:
+        """Speed of a rank in the baseline over its speed alone: the article's x, with a device in place of a node."""
+        return _ratios(self.alone, self.arms[self.baseline])
 
     @property
     def ddp_acc(self) -> float:
-        """Speed of a rank in the baseline over its speed alone: the article's x, with a device in place of a node."""
-        return median_s(self.alone) / median_s(self.arms[self.baseline])
+        """The median of ``ddp_accs``."""
+        return statistics.median(self.ddp_accs)
 
 
-def median_s(repeats: Sequence[Sequence[float]]) -> float:
-    """The median over repeats of each repeat's median step, seconds."""
-    return statistics.median(statistics.median(samples) for samples in repeats)
+def _ratios(slow: Sequence[Sequence[float]], fast: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Median step over median step, repeat by repeat."""
+    return tuple(statistics.median(a) / statistics.median(b) for a, b in zip(slow, fast, strict=True))
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:
@@ -90,15 +99,9 @@ def outcome_of(all_measured: Sequence[Measured]) -> Outcome:
         for name, repeats in {"alone": measured.alone, **measured.arms}.items():
             values = tuple(1000 * statistics.median(samples) for samples in repeats)
             outcome.figures.append(Figure(f"{measured.model} {measured.batch}: {name}", "ms/step", values))
-        baseline = measured.arms[measured.baseline]
-        scaling = tuple(
-            statistics.median(a) / statistics.median(b) for a, b in zip(measured.alone, baseline, strict=True)
-        )
-        outcome.figures.append(Figure(f"{measured.model} {measured.batch}: ddp_acc", "ratio", scaling))
+        outcome.figures.append(Figure(f"{measured.model} {measured.batch}: ddp_acc", "ratio", measured.ddp_accs))
         for name in list(measured.arms)[1:]:
-            ratios = tuple(
-                statistics.median(a) / statistics.median(b) for a, b in zip(baseline, measured.arms[name], strict=True)
-            )
+            ratios = measured.acc_ratios(name)
             outcome.figures.append(Figure(f"{measured.model} {measured.batch}: acc_ratio {name}", "ratio", ratios))
         for name, plan in measured.plans.items():
             outcome.verdicts[f"{measured.model} {name}"] = plan
@@ -111,6 +114,6 @@ def outcome_of(all_measured: Sequence[Measured]) -> Outcome:
             )
     outcome.notes.append(
         "acc_ratio: median step of the baseline over that of the way; ddp_acc: median step of one rank without DDP "
-        "over that of the baseline"
+        "over that of the baseline; each the median over repeats, in which all took turns"
     )
     return outcome

@@ -74,3 +74,18 @@ def test_a_rank_that_raises_ends_all_with_its_own_words(tiny_overrides: list[str
     assert done.returncode == 5, done.stdout + done.stderr
     assert done.stderr.strip().splitlines()[-1] == "training error: rank one has had enough"
     assert "DDP's own buckets, 4 streams (autotune is off; 2 ranks on 1 node)" in done.stdout + done.stderr
+
+
+@pytest.mark.multi_gpu
+def test_captured_steps_on_two_gpus_equal_stock_ddps(tiny_overrides: list[str], tmp_path: Path) -> None:
+    common = ["trainer.accelerator=gpu", "trainer.capture=true", "deterministic=false", "trainer.precision=fp32"]
+    # No convolution of a ViT picks its kernel by time, so that two runs may be compared to a rounding.
+    vit = ["model.name=test_vit", "model.args={img_size: 32, dynamic_img_size: true}"]
+    for name, strategy in (("stock", "ddp"), ("tuned", "accelerated_ddp")):
+        done = train([*tiny_overrides, *common, *vit, f"strategy={strategy}"], tmp_path / name)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "captured steps" in done.stdout + done.stderr
+    stock, tuned = checkpoint(tmp_path / "stock"), checkpoint(tmp_path / "tuned")
+    for key, value in stock["state_dict"].items():
+        assert torch.allclose(value, tuned["state_dict"][key], rtol=1e-4, atol=1e-6), key
+    assert tuned["fasttrain_accelerated_ddp"]["fingerprint"]["backend"] == "nccl"

@@ -21,7 +21,7 @@ READER_GONE = 141
 USAGE = """usage: fasttrain COMMAND ...
 
   train recipe=NAME key=value ...    train by a recipe (fasttrain train --help lists all settings)
-  prepare NAME --root PATH           make or check a data set
+  prepare NAME --root PATH           make, unpack or check a data set
   eval CKPT --root PATH              accuracy of a checkpoint
   report RUN_DIR [RUN_DIR ...]       one run's page, or several runs compared
   bench data|step recipe=NAME ...    images/s of the data path's parts, or of the training step
@@ -101,15 +101,19 @@ def _train_flags() -> argparse.ArgumentParser:
 
 
 def prepare_command(arguments: Sequence[str]) -> int:
-    """``fasttrain prepare NAME --root PATH [--check]``."""
-    from fasttrain.data.prepare import prepare
+    """``fasttrain prepare NAME --root PATH [--check | --archives DIR [--verify] | --from FILE_OR_URL]``."""
+    from fasttrain.data.prepare import Sources, prepare
 
-    parser = argparse.ArgumentParser(prog="fasttrain prepare", description="Make or check a data set.")
+    parser = argparse.ArgumentParser(prog="fasttrain prepare", description="Make, unpack or check a data set.")
     parser.add_argument("name", help="shapes, imagenet, imagenette or cifar10")
     parser.add_argument("--root", type=Path, help="its folder (shapes: data/shapes)")
     parser.add_argument("--check", action="store_true", help="only look at what is there")
+    parser.add_argument("--archives", type=Path, help="imagenet: folder with its three archives (default: --root)")
+    parser.add_argument("--verify", action="store_true", help="imagenet: compare the archives' md5 sums first")
+    parser.add_argument("--from", dest="source", metavar="FILE_OR_URL", help="imagenette, cifar10: its archive")
     flags = parser.parse_args(arguments)
-    print(prepare(flags.name, flags.root, check=flags.check))
+    sources = Sources(archives=flags.archives, source=flags.source, verify=flags.verify)
+    print(prepare(flags.name, flags.root, check=flags.check, sources=sources))
     return 0
 
 
@@ -128,28 +132,40 @@ def eval_command(arguments: Sequence[str]) -> int:
 
 
 def report_command(arguments: Sequence[str]) -> int:
-    """``fasttrain report RUN_DIR [RUN_DIR ...]``."""
-    from fasttrain.report.compare import report_runs
-
+    """``fasttrain report RUN_DIR [RUN_DIR ...]``, or ``--project recipe=NAME --rates FILE``."""
     parser = argparse.ArgumentParser(
         prog="fasttrain report",
-        description="One run's page, or several compared; or records of bench ddp (JSON files).",
+        description="One run's page, several compared, or the projected time of a recipe that was not run; or "
+        "records of bench ddp (JSON files).",
     )
-    parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+    parser.add_argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="write the comparison as a page")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--project", nargs="+", metavar="KEY=VALUE", help="recipe=NAME, and settings over it")
+    parser.add_argument("--rates", type=Path, help="with --project: figures of fasttrain bench step on one GPU")
     flags = parser.parse_args(arguments)
+    if flags.project:
+        if flags.run_dirs or flags.out or flags.json or not flags.rates:
+            parser.error("--project takes --rates FILE, and neither folders nor --out nor --json")
+        from fasttrain.report.projection import project_recipe
+
+        print(project_recipe(flags.project, flags.rates))
+        return 0
+    if not flags.run_dirs or flags.rates:
+        parser.error("RUN_DIR [RUN_DIR ...] or --project recipe=NAME --rates FILE was expected")
     if all(path.suffix == ".json" for path in flags.run_dirs):
         from fasttrain.report.ddp_records import report_ddp
 
         print(report_ddp(flags.run_dirs, out=flags.out))
         return 0
+    from fasttrain.report.compare import report_runs
+
     print(report_runs(flags.run_dirs, out=flags.out, json_file=flags.json))
     return 0
 
 
 def bench_command(arguments: Sequence[str]) -> int:
-    """``fasttrain bench data|step recipe=NAME key=value ... [flags]``."""
+    """``fasttrain bench data|step recipe=NAME key=value ... [flags]``, ``bench ddp --model NAME``, ``bench cluster``."""
     from fasttrain.bench import command
 
     return command.bench_command(arguments)

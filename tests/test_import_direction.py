@@ -50,6 +50,8 @@ LIGHT = (
     "stages.py",
     "schedule/*.py",
     "data/scan.py",
+    "data/screening.py",
+    "data/prepare.py",
     "data/order.py",
     "data/shapes.py",
     "report/plan.py",

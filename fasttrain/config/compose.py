@@ -21,6 +21,7 @@ from fasttrain.config.describe import COMMAND_LINE
 from fasttrain.config.files import RECIPE, OptionFiles
 from fasttrain.config.flat import flatten
 from fasttrain.config.merge import merge_files
+from fasttrain.config.older import filled_in
 from fasttrain.config.overrides import read_overrides
 from fasttrain.config.schema import RunConfig
 from fasttrain.config.selection import Selection, select
@@ -103,12 +104,13 @@ def _provenance(values: Mapping[str, Any], selection: Selection, origins: Origin
     return sources
 
 
-def load_run(text: str, source: str = "config.yaml") -> ComposedRun:
+def load_run(text: str, source: str = "config.yaml", *, older: bool = False) -> ComposedRun:
     """Reads and checks a run's settings from YAML text (``ComposedRun.text``).
 
     Args:
-        text: YAML; all settings, as none has a default here.
+        text: YAML; all settings, as none has a default here unless ``older``.
         source: What messages call the text: the path it was read from.
+        older: The text may be an older version's; see ``older.filled_in``.
 
     Raises:
         ConfigError: With everything that is wrong.
@@ -122,7 +124,7 @@ def load_run(text: str, source: str = "config.yaml") -> ComposedRun:
     if not isinstance(values, dict):
         raise ConfigError(Problem(f"{source}: not a table of settings"))
     validator = Validator(Origins(default=source))
-    config = validator.run(values)
+    config = validator.run(filled_in(values) if older else values)
     if config is None:
         raise ConfigError(validator.problems)
     return ComposedRun(config, dict.fromkeys(flatten(asdict(config)), source))

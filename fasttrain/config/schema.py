@@ -90,6 +90,8 @@ class DataConfig:
     root: str | None = path("/path/to/images")
     backend: str = choice("auto", "dali", "torchvision", "synthetic")
     workers: int = number(ge=0, le=256, unit="threads of a rank", example="8")
+    on_bad_file: str = choice("fail", "skip")
+    val_labels: str | None = path("/path/to/ILSVRC2012_validation_ground_truth.txt")
     hw_decoder_load: str = text("0.65")
     holdout_frac: float = number(ge=0, lt=1, unit="share of the training images", example="0.1")
     num_train: int | None = number(ge=1, unit="images", example="1281167")
@@ -100,7 +102,12 @@ class DataConfig:
     crop: str = choice("random_resized", "padded")
     pad_px: int = number(ge=0, le=64, unit="pixels", example="4")
     flip: str = choice("random", "alternating", "none")
+    augment: str = text("rand-m9-mstd0.5")
     val_crop_frac: float = number(gt=0, le=1, unit="share of the resized short side", example="0.875")
+    num_shards: int | None = number(ge=1, le=4096, unit="fixed parts of the training images", example="8")
+    cache: str = choice("auto", "gpu", "host", "off")
+    cache_px: int | None = number(ge=8, le=1024, unit="pixels", example="160")
+    cache_dir: str | None = path("/path/to/cache")
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,19 @@ class BatchNormConfig:
     zero_init_last: bool | None = text("true")
     momentum: float | None = number(gt=0, le=1, unit="weight of the newest batch", example="0.1")
     eps: float | None = number(gt=0, lt=1, unit="added to the variance", example="1e-5")
+    ghost_size: int | None = number(ge=2, unit="images", example="32")
+    frozen_scale: float | None = number(gt=0, unit="scale", example="0.25")
+    bias_lr_scale: float = number(gt=0, unit="learning rate of the biases over that of their group", example="1")
+    sync: bool = text("false")
+    recalibrate_images: int = number(ge=0, unit="training images over all ranks", example="8192")
+
+
+@dataclass(frozen=True)
+class KernelsConfig:
+    stem: str = choice("auto", "true", "false")
+    batchnorm: str = choice("auto", "true", "false")
+    max_pool: str = choice("auto", "true", "false")
+    norm_relu_pool: str = choice("auto", "true", "false")
 
 
 @dataclass(frozen=True)
@@ -119,6 +139,7 @@ class ModelConfig:
     args: dict[str, Any] = text("{drop_path_rate: 0.05}")
     head_init_std: float | None = number(gt=0, unit="standard deviation", example="0.01")
     batchnorm: BatchNormConfig = part()
+    kernels: KernelsConfig = part()
 
 
 @dataclass(frozen=True)
@@ -162,6 +183,10 @@ class MuonSGDConfig(SGDConfig):
     newton_schulz_dtype: str = choice("auto", "fp32", "bf16")
     sgd_lr_scale: float = number(gt=0, unit="lr of SGD's parameters over lr", example="10")
     sgd_weight_decay: float = number(ge=0, lt=1, unit="per step, times SGD's lr", example="5e-5")
+    sgd_momentum: float | None = number(ge=0, lt=1, unit="share kept of SGD's last update", example="0.85")
+    norm_and_bias_lr_scale: float | None = number(gt=0, unit="lr of norm scales and biases over lr", example="10")
+    norm_and_bias_weight_decay: float | None = number(ge=0, lt=1, unit="per step, times their lr", example="5e-5")
+    normalize_weights: bool = text("false")
 
 
 @dataclass(frozen=True)
@@ -230,6 +255,20 @@ class AcceleratedDDPConfig(StrategyConfig):
 
 
 @dataclass(frozen=True)
+class MixupConfig:
+    alpha: float = number(ge=0, unit="both parameters of a beta distribution", example="0.2")
+    cutmix_alpha: float = number(ge=0, unit="both parameters of a beta distribution", example="1.0")
+
+
+@dataclass(frozen=True)
+class AveragingConfig:
+    kind: str = choice("none", "ema", "swa")
+    half_life_images: int | None = number(ge=1, unit="images over all ranks", example="204800")
+    every_steps: int = number(ge=1, unit="steps", example="1")
+    from_epoch: float = number(ge=0, unit="epochs", example="0")
+
+
+@dataclass(frozen=True)
 class TrainerConfig:
     accelerator: str = choice("auto", "cpu", "gpu")
     devices: int = number(ge=1, le=1024, unit="devices of each node", example="1")
@@ -240,6 +279,11 @@ class TrainerConfig:
     compile: bool = text("true")
     capture: str = choice("auto", "true", "false")
     label_smoothing: float = number(ge=0, lt=1, unit="share of the target spread over all classes", example="0.1")
+    jsd_alpha: float = number(ge=0, unit="weight of the divergence in the loss", example="12")
+    mixup: MixupConfig = part()
+    averaging: AveragingConfig = part()
+    validate_every_epochs: int | None = number(ge=1, unit="epochs", example="1")
+    test_time_augmentation: str = choice("none", "flip", "flip_shift")
     steps_per_stage: int | None = number(ge=1, unit="steps", example="30")
     log_every_steps: int = number(ge=1, unit="steps", example="50")
 

@@ -140,6 +140,8 @@ class Validator:
 
 
 def _text(setting: Setting, value: Any) -> Any:
+    if value is False and "off" in setting.metadata.get("choices", ()):
+        return "off"  # what YAML makes a truth value of, unless it stands in quotes
     if isinstance(value, bool):
         value = str(value).lower()
     if isinstance(value, (int, float)):

@@ -19,6 +19,7 @@ MIN_RATIO, MAX_RATIO = 3 / 4, 4 / 3  # width over height, torchvision's RandomRe
 
 # Each kind of draw has its own numbers, so that a flip never tells the crop.
 CROP_STREAM, FLIP_STREAM, SHIFT_STREAM = 0, 1, 2
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's step from number to number
 
 
 class Crop(Protocol):
@@ -52,14 +53,19 @@ def uniforms(seed: int, epoch: int, samples: NDArray[np.int64], num_draws: int, 
     Source: the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,
     OOPSLA 2014) as a hash of the counter.
     """
-    golden = np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        rows = _mix(stream_key(seed, stream, epoch) + GOLDEN * samples.astype(np.uint64))
+        bits = _mix(rows[:, None] + GOLDEN * np.arange(1, num_draws + 1, dtype=np.uint64))
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def stream_key(seed: int, stream: int, epoch: int) -> np.uint64:
+    """Where the numbers of one kind of draw begin in one epoch, a hash of all three."""
     key = np.zeros(1, dtype=np.uint64)
     with np.errstate(over="ignore"):
         for part in (seed, stream, epoch):
-            key = _mix(key + golden * np.uint64(part + 1))
-        rows = _mix(key + golden * samples.astype(np.uint64))
-        bits = _mix(rows[:, None] + golden * np.arange(1, num_draws + 1, dtype=np.uint64))
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+            key = _mix(key + GOLDEN * np.uint64(part + 1))
+    return np.uint64(key[0])
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fasttrain.data.augment import Crop
+from fasttrain.data.policy import Policy
 from fasttrain.data.scan import Split
 
 
@@ -25,6 +26,7 @@ class Request:
         crop: What part of each image is resampled to the output, with antialiased bilinear interpolation;
             pixels outside the box take part where the filter reaches them.
         flips: Which images are mirrored left to right, bool [n]; None for none.
+        policy: What is done to each Pillow image then; None for nothing. For the torchvision back end only.
     """
 
     split: Split
@@ -33,6 +35,12 @@ class Request:
     width: int
     crop: Crop
     flips: NDArray[np.bool_] | None = None
+    policy: Policy | None = None
+
+    @property
+    def num_images(self) -> int:
+        """Images that come back: several of each, where the policy makes several views."""
+        return len(self.rows) * (self.policy.num_views if self.policy else 1)
 
 
 class Backend(Protocol):
@@ -51,7 +59,7 @@ class Backend(Protocol):
         their end: what was read ahead for one never shows up in another.
 
         Yields:
-            Each request with its images, uint8 [n, height, width, 3] on the device, safe to keep.
+            Each request with its images, uint8 [num_images, height, width, 3] on the device, safe to keep.
 
         Raises:
             DataError: A file that cannot be decoded, named with the reason.

@@ -21,7 +21,8 @@ log = logging.getLogger("fasttrain")
 def start_backend(config: RunConfig, scan: Scan, plan: Plan, *, device: torch.device, rank: int) -> Backend:
     """Start the back end that ``data.backend`` names.
 
-    ``auto`` is DALI where it is installed and there are files to decode, else torchvision; rank 0 says so.
+    ``auto`` is DALI where it is installed and there are files to decode and no ``data.augment``, else torchvision;
+    rank 0 says so.
     An installed DALI that does not work on this device is an error, not a reason to be slow.
 
     Raises:
@@ -31,7 +32,10 @@ def start_backend(config: RunConfig, scan: Scan, plan: Plan, *, device: torch.de
     if data.backend == "synthetic":
         return SyntheticBackend(device=device, seed=config.seed)
     in_memory = scan.train.images is not None
-    if data.backend == "dali" or (data.backend == "auto" and not in_memory):
+    on_pillow = data.augment != "none"
+    if on_pillow and data.backend == "auto" and not in_memory and rank == 0:
+        log.info(f"data.backend=auto: torchvision, since data.augment={data.augment} works on Pillow's images")
+    if data.backend == "dali" or (data.backend == "auto" and not in_memory and not on_pillow):
         try:
             from fasttrain.data.dali_backend import DaliBackend
         except (ImportError, OSError) as error:  # OSError: a library that it links to is missing
@@ -60,7 +64,7 @@ def _hw_decoder_load(config: RunConfig, plan: Plan, device: torch.device) -> flo
     if given != "auto":
         return float(given)
     # With a cache each image is decoded about once.
-    once = getattr(config.data, "cache", "off") != "off"
+    once = config.data.cache != "off"
     images = plan.num_train if once else sum(epoch.images for epoch in plan.epochs)
     # The two decoders round differently, so a share that is measured may change pixels from run to run.
     worth_it = device.type == "cuda" and images // plan.world_size >= MIN_IMAGES and not config.deterministic

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 @dataclass
@@ -21,3 +23,11 @@ class Batch:
     images_nhwc: torch.Tensor
     labels: torch.Tensor
     num_valid: int
+
+
+def to_device(values: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """An array on the device, in the order of its work; the host waits for nothing."""
+    tensor = torch.from_numpy(values)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import re
+
 from fasttrain.config.schema import DataConfig, RunConfig
+from fasttrain.data.cache_plan import USUAL_SHARDS, cache_px, num_shards, serves
 from fasttrain.errors import Problem
 
 # Training and validation images and classes of the published sets.
 _IMAGENET = (1281167, 50000, 1000)
 _CIFAR10 = (50000, 10000, 10)
 
+# The sections of timm's policies, which are parted by dashes: a name and a number each, with its bounds.
+_WHOLE, _ANY = r"\d+", r"\d+(?:\.\d+)?"
+_POLICIES: dict[str, dict[str, tuple[str, float, float]]] = {
+    "rand": {
+        "m": (_WHOLE, 0, 1000),
+        "mmax": (_WHOLE, 1, 1000),
+        "mstd": (_ANY, 0, 1000),
+        "n": (_WHOLE, 1, 10),
+        "p": (_ANY, 0, 1),
+        "inc": (_WHOLE, 0, 1),
+    },
+    "augmix": {
+        "m": (_WHOLE, 0, 1000),
+        "mstd": (_ANY, 0, 1000),
+        "w": (_WHOLE, 1, 10),
+        "d": (_WHOLE, 1, 10),
+        "a": (_ANY, 0.01, 100),
+        "b": (_WHOLE, 0, 1),
+    },
+}
+# Sets of operations that RandAugment draws from.
+_RAND_SETS = ("tweights", "t3a", "t3aw")
+
 
 def check(config: RunConfig) -> list[Problem]:
     """Rules between keys."""
     data = config.data
-    problems = _check_source(config)
+    problems = [*_check_source(config), *_check_cache(config), *_check_augment(data)]
+    problems += check_shards(config, config.trainer.devices * config.trainer.num_nodes)
     if None not in (data.num_classes, config.model.num_classes) and data.num_classes != config.model.num_classes:
         problems.append(
             Problem(
@@ -21,6 +48,7 @@ def check(config: RunConfig) -> list[Problem]:
                 f"model.num_classes={data.num_classes}, or null to take the data's",
             )
         )
+    problems += _unread_settings(data)
     if data.hw_decoder_load != "auto" and not _is_share(data.hw_decoder_load):
         what = f"data.hw_decoder_load={data.hw_decoder_load}: expected auto or a share from 0 to 1"
         problems.append(Problem(what, "data.hw_decoder_load=auto"))
@@ -35,6 +63,79 @@ def check(config: RunConfig) -> list[Problem]:
             if data.pad_px >= stage.px
         ]
     return problems
+
+
+def check_shards(config: RunConfig, world_size: int) -> list[Problem]:
+    """What is wrong with the shards of the samples on so many ranks."""
+    shards = num_shards(config)
+    given = f"data.num_shards={config.data.num_shards}" if config.data.num_shards else "data.num_shards=null"
+    batches = [stage.batch_size for stage in config.stages]
+    problems = []
+    for row, batch in enumerate(batches):
+        if batch % shards:
+            fitting = max(count for count in range(1, shards + 1) if all(size % count == 0 for size in batches))
+            problems.append(
+                Problem(
+                    f"{given}: stages.{row}.batch_size={batch} does not divide over {shards} shards",
+                    f"data.num_shards={fitting}, or null for the most of {USUAL_SHARDS} that divide all batches",
+                )
+            )
+    if config.data.cache != "off" and shards % world_size:
+        problems.append(
+            Problem(
+                f"{given} gives {shards} shards, but with data.cache={config.data.cache} each of {world_size} ranks "
+                "keeps the images of its own: expected a multiple of the ranks",
+                f"data.num_shards={world_size} (every batch must divide by it), or data.cache=off",
+            )
+        )
+    return problems
+
+
+def _check_cache(config: RunConfig) -> list[Problem]:
+    """A cache that is asked for must be able to serve something."""
+    data = config.data
+    if data.cache == "off":
+        if data.cache_dir is None:
+            return []
+        return [Problem("data.cache_dir is given, but data.cache=off keeps nothing to save", "data.cache=auto")]
+    if data.backend == "synthetic":
+        what = f"data.cache={data.cache}: data.backend=synthetic has no images to keep"
+        return [] if data.cache == "auto" else [Problem(what, "data.cache=off")]
+    if data.kind == "cifar10":
+        return [
+            Problem(f"{key}={value}: CIFAR-10's records lie in memory and are cached as they are", f"{key}=null")
+            for key, value in (("data.cache_px", data.cache_px), ("data.cache_dir", data.cache_dir))
+            if value is not None
+        ]
+    lowest = min((stage.px for stage in config.stages), default=None)
+    if lowest is not None and not serves(cache_px(config), lowest):
+        return [
+            Problem(
+                f"data.cache_px={data.cache_px}: every stage has a higher px, and would be decoded from the files",
+                f"data.cache_px={lowest}",
+            )
+        ]
+    return []
+
+
+def _unread_settings(data: DataConfig) -> list[Problem]:
+    """Settings about files that this kind of data does not read."""
+    problems = []
+    no_files = "data.backend=synthetic" if data.backend == "synthetic" else "data=cifar10"
+    without_files = data.backend == "synthetic" or data.kind == "cifar10"
+    if data.on_bad_file == "skip" and without_files:
+        problems.append(
+            Problem(f"data.on_bad_file=skip, but {no_files} decodes no image files", "data.on_bad_file=fail")
+        )
+    if data.val_labels is None:
+        return problems
+    if without_files or data.kind != "imagefolder":
+        reason = f"{no_files if without_files else f'data={data.kind}'} has the classes in it"
+    elif data.holdout_frac:
+        reason = f"data.holdout_frac={data.holdout_frac:g} validates on a part of train/ and reads no val/"
+    else:
+        return problems
+    return [*problems, Problem(f"data.val_labels={data.val_labels}, but {reason}", "data.val_labels=null")]
 
 
 def no_counts(data: DataConfig) -> list[Problem]:
@@ -82,3 +183,40 @@ def _is_share(text: str) -> bool:
         return 0 <= float(text) <= 1
     except ValueError:
         return False
+
+
+def _check_augment(data: DataConfig) -> list[Problem]:
+    """A policy that timm has, on a back end that has Pillow images."""
+    if data.augment == "none":
+        return []
+    problems = []
+    if wrong := _wrong_section(data.augment):
+        what = f"data.augment={data.augment}: {wrong}"
+        problems.append(Problem(what, "data.augment=rand-m9-mstd0.5, data.augment=augmix-m3-w3, or data.augment=none"))
+    if data.backend == "dali":
+        what = f"data.augment={data.augment} works on Pillow's images, which data.backend=dali does not have"
+        problems.append(Problem(what, "data.backend=torchvision, or data.augment=none"))
+    if data.cache in ("gpu", "host"):
+        what = f"data.augment={data.augment} works on Pillow's images, which data.cache={data.cache} does not give"
+        problems.append(Problem(what, "data.cache=off, or data.augment=none"))
+    return problems
+
+
+def _wrong_section(policy: str) -> str:
+    """What of a policy's text timm would not understand, or read otherwise than it is meant; empty where nothing."""
+    name, *sections = policy.split("-")
+    if name not in _POLICIES:
+        return f"expected none, or a policy that begins with {' or '.join(_POLICIES)}"
+    known = _POLICIES[name]
+    for section in sections:
+        if name == "rand" and section in _RAND_SETS:
+            continue
+        found = re.fullmatch(r"([a-z]+)(\d.*)", section)
+        if found is None or found[1] not in known:
+            names = [*known, *(_RAND_SETS if name == "rand" else ())]
+            return f"{name} has no section {section!r}; it has {', '.join(names)}, each name with a number"
+        number, low, high = known[found[1]]
+        if not re.fullmatch(number, found[2]) or not low <= float(found[2]) <= high:
+            kind = "whole number" if number == _WHOLE else "number"
+            return f"{section!r}: expected a {kind} from {low:g} to {high:g} after {found[1]}"
+    return ""

@@ -70,7 +70,7 @@ def missing_files(root: str, missing: list[str]) -> Problem:
     if os.path.isfile(os.path.join(root, "data_batch_1")):
         return Problem(
             f"{where} holds the Python version of CIFAR-10",
-            "get the binary version, cifar-10-binary.tar.gz (data/README.md)",
+            "fasttrain prepare cifar10 --root PATH --from cifar-10-python.tar.gz writes the binary version's files",
         )
     return Problem(
         f"{where} lacks {', '.join(missing)}",

@@ -33,6 +33,7 @@ from fasttrain.errors import DataError, MachineError, Problem
 log = logging.getLogger("fasttrain")
 
 STAND_IN_PX = 32
+JPEG_START, JPEG_END = (0xFF, 0xD8), (0xFF, 0xD9)
 
 
 class _Reader:
@@ -92,6 +93,7 @@ class DaliBackend:
         self._stand_in = str(Path(self._folder.name) / "stand_in.jpg")
         Image.new("RGB", (STAND_IN_PX, STAND_IN_PX)).save(self._stand_in)
         self._pillow_only: set[str] = set()
+        self._whole: set[str] = set()  # JPEGs that Pillow decodes although something follows their end
         self._owner: _Reader | None = None
         self._build()
 
@@ -159,7 +161,7 @@ class DaliBackend:
         self._owner = None
         try:
             self._headers.feed(self._paths([request.split.paths[row] for row in request.rows.tolist()]))
-            encoded, shapes = self._headers.take()
+            encoded, shapes, *_ = self._headers.take()
             inputs = {"image": encoded, **self._boxes(request, np.array(shapes.as_tensor())[:, :2])}
             self._load, found = fastest_load(
                 inputs, len(request.rows), self._pixel_stage, self._device, seconds=TUNE_SECONDS
@@ -210,11 +212,29 @@ class DaliBackend:
     def _source(self, request: Request) -> tuple[Any, NDArray[np.int64]]:
         """The images of a request as the second stage takes them, and their sizes, int64 [n, 2]."""
         if self._encoded:
-            encoded, shapes = self._headers.take()
+            encoded, shapes, *ends = self._headers.take()
+            self._check_ends(request, *(np.array(end.as_tensor()) for end in ends))
             return encoded, np.array(shapes.as_tensor())[:, :2]
         assert request.split.images is not None
         images = request.split.images[request.rows]
         return images, np.tile(np.array(images.shape[1:3], dtype=np.int64), (len(images), 1))
+
+    def _check_ends(self, request: Request, first: NDArray[np.uint8], last: NDArray[np.uint8]) -> None:
+        """Refuse JPEGs that are cut off, as every other back end does: nvJPEG fills what is missing with gray.
+
+        Args:
+            request: The batch.
+            first, last: Two bytes of each file, uint8 [n, 2].
+
+        Raises:
+            DataError: Files that Pillow cannot decode to their end.
+        """
+        endless = (first == JPEG_START).all(axis=1) & (last != JPEG_END).any(axis=1)
+        paths = [request.split.paths[row] for row in request.rows[endless].tolist()]
+        unknown = [path for path in dict.fromkeys(paths) if path not in self._whole and path not in self._pillow_only]
+        if problems := find_bad_files(unknown):
+            raise DataError(problems)
+        self._whole.update(unknown)
 
     def _boxes(self, request: Request, sizes: NDArray[np.int64]) -> dict[str, Any]:
         boxes = request.crop.boxes(sizes)
@@ -295,7 +315,7 @@ class DaliBackend:
     def _decodes(self, path: str) -> bool:
         try:
             self._headers.feed(self._paths([path]))
-            encoded, shapes = self._headers.take()
+            encoded, shapes, *_ = self._headers.take()
             sizes = np.array(shapes.as_tensor())[:, :2]
             self._pixels.feed({"image": encoded, **self._regions(np.zeros((1, 2)), sizes, sizes, sizes)})
             self._pixels.take()

@@ -107,7 +107,10 @@ class Stage:
 
 
 def headers(*, batch_size: int, threads: int) -> Pipeline:
-    """Paths (``path``: uint8 [n, length], absolute) to the files' bytes and int64 [n, 3] heights, widths, 3."""
+    """Paths (``path``: uint8 [n, length], absolute) to what is known of the files before they are decoded.
+
+    Outputs: the files' bytes; int64 [n, 3] heights, widths, 3; uint8 [n, 2] first and last two bytes.
+    """
     pipeline = Pipeline(
         batch_size=batch_size,
         num_threads=threads,
@@ -117,7 +120,8 @@ def headers(*, batch_size: int, threads: int) -> Pipeline:
     )
     with pipeline:
         encoded = fn.io.file.read(fn.external_source(name="path", dtype=types.UINT8, ndim=1))
-        pipeline.set_outputs(encoded, fn.peek_image_shape(encoded, adjust_orientation=False))
+        shapes = fn.peek_image_shape(encoded, adjust_orientation=False)
+        pipeline.set_outputs(encoded, shapes, encoded[:2], encoded[-2:])
     return pipeline
 
 

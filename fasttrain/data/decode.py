@@ -1,21 +1,16 @@
-"""One image from a file or an array to pixels, with Pillow; says which file is bad, why, and what to do.
-
-Gray, palette, CMYK, 16-bit and RGBA images become RGB (transparency is dropped), as DALI makes them; EXIF
-orientation is ignored.
-"""
+"""Images from files or arrays to pixels, with Pillow: whole batches, their sizes, and which files are bad."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from fasttrain.data.backend import Request
+from fasttrain.data.image_file import explained, image_size, open_image, to_rgb
 from fasttrain.data.scan import Split
 from fasttrain.errors import DataError, Problem
 
@@ -23,22 +18,6 @@ from fasttrain.errors import DataError, Problem
 HEADER_THREADS = 16
 # Bad files named in one error.
 MAX_NAMED = 5
-
-Result = TypeVar("Result")
-
-
-def image_size(path: str) -> tuple[int, int]:
-    """Height and width in pixels, from the file's header.
-
-    Raises:
-        DataError: Not an image.
-    """
-
-    def read() -> tuple[int, int]:
-        with Image.open(path) as image:
-            return image.height, image.width
-
-    return _explained(path, read)
 
 
 def image_sizes(split: Split) -> NDArray[np.int64]:
@@ -51,12 +30,13 @@ def image_sizes(split: Split) -> NDArray[np.int64]:
 
 
 def decode_part(request: Request, part: slice, output: NDArray[np.uint8]) -> None:
-    """Decode, crop, resize and mirror the images ``part`` of a request into the same rows of ``output``.
+    """Decode, crop, resize, mirror and augment the images ``part`` of a request into the same rows of ``output``.
 
     Args:
         request: The batch.
         part: Which of its images.
-        output: uint8 [n, request.height, request.width, 3].
+        output: uint8 [request.num_images, request.height, request.width, 3]; the first views of all images, then
+            the second ones, and so on.
 
     Raises:
         DataError: A file that cannot be decoded.
@@ -65,18 +45,20 @@ def decode_part(request: Request, part: slice, output: NDArray[np.uint8]) -> Non
     if request.split.images is not None:
         images = [Image.fromarray(request.split.images[row]) for row in rows]
     else:
-        images = [_open(request.split.paths[row]) for row in rows]
+        images = [open_image(request.split.paths[row]) for row in rows]
     sizes = np.array([(image.height, image.width) for image in images], dtype=np.int64)
     boxes = request.crop.boxes(sizes, part)
     size = (request.width, request.height)
     for place, (image, (top, left, bottom, right)) in enumerate(zip(images, boxes, strict=True), part.start):
         with image:
             path = "" if request.split.images is not None else request.split.paths[request.rows[place]]
-            rgb = _explained(path, partial(_as_rgb, image))
+            rgb = explained(path, partial(to_rgb, image))
             resized = rgb.resize(size, Image.Resampling.BILINEAR, box=(left, top, right, bottom))
             if request.flips is not None and request.flips[place]:
                 resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-            output[place] = np.asarray(resized)
+            views = [resized] if request.policy is None else request.policy.views(resized, place)
+            for number, view in enumerate(views):
+                output[number * len(request.rows) + place] = np.asarray(view)
 
 
 def find_bad_files(paths: list[str]) -> list[Problem]:
@@ -84,8 +66,8 @@ def find_bad_files(paths: list[str]) -> list[Problem]:
 
     def problems_of(path: str) -> list[Problem]:
         try:
-            with _open(path) as image:
-                _explained(path, partial(_as_rgb, image))
+            with open_image(path) as image:
+                explained(path, partial(to_rgb, image))
         except DataError as error:
             return error.problems
         return []
@@ -94,42 +76,3 @@ def find_bad_files(paths: list[str]) -> list[Problem]:
         found = [problem for problems in threads.map(problems_of, paths) for problem in problems]
     rest = len(found) - MAX_NAMED
     return found if rest <= 0 else [*found[:MAX_NAMED], Problem(f"and {rest} more files of the same batch")]
-
-
-def _open(path: str) -> Image.Image:
-    return _explained(path, partial(Image.open, path))
-
-
-def _as_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "RGB":
-        image.load()
-        return image
-    if image.mode.startswith("I"):
-        # Pillow cuts 16-bit values off at 255 instead of scaling them.
-        scaled = np.rint(np.asarray(image, dtype=np.float64) / 257).clip(0, 255).astype(np.uint8)
-        return Image.fromarray(scaled).convert("RGB")
-    return image.convert("RGB")
-
-
-def _explained(path: str, read: Callable[[], Result]) -> Result:
-    """What ``read`` returns, its errors in the user's words."""
-    try:
-        return read()
-    except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error, ...
-        raise DataError(
-            Problem(
-                f"{path} cannot be decoded: {_reason(path, error)}",
-                "get the file again from the data set's archive, or delete it and set data.num_train or "
-                "data.num_val to what is left",
-            )
-        ) from error
-
-
-def _reason(path: str, error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        with open(path, "rb") as file:
-            start = file.read(16)
-        return f"not an image, it starts with {start!r}" if start else "the file is empty"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__

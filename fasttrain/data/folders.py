@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
-from fasttrain.data.layout import IMAGE_ENDINGS, find_layout_problem, visible, wrong_split_folder
+from fasttrain.data.layout import IMAGE_ENDINGS, find_layout_problem, is_image, visible, wrong_split_folder
+from fasttrain.data.val_labels import read_val_labels
 from fasttrain.errors import DataError, Problem
 
 # Folders listed at once: what a network file system answers in parallel; a local disk needs fewer.
@@ -45,7 +47,7 @@ class _SplitFolder:
     ignored: Counter[str]
 
 
-def read_image_folder(root: str, *, with_val: bool, kind: str) -> ImageFolder:
+def read_image_folder(root: str, *, with_val: bool, kind: str, val_labels: str | None = None) -> ImageFolder:
     """List all images under ``root``; without ``with_val`` only the training split's.
 
     Class folders may be links; folders inside of a class folder belong to the class. Names that start with a
@@ -55,14 +57,18 @@ def read_image_folder(root: str, *, with_val: bool, kind: str) -> ImageFolder:
         root: Absolute path.
         with_val: Whether ``val/`` is needed.
         kind: ``imagefolder`` or ``shapes``; says what a missing set's fix is.
+        val_labels: File with the classes of a ``val/`` that has no class folders.
 
     Raises:
         DataError: The layout is another one, folders are empty or unreadable, the splits' classes differ.
     """
     if problem := find_layout_problem(root, with_val=with_val, kind=kind):
         raise DataError(problem)
-    names = ("train", "val") if with_val else ("train",)
-    splits = [_read_split(os.path.join(root, name)) for name in names]
+    splits = [_read_split(os.path.join(root, "train"))]
+    if with_val and val_labels is not None:
+        splits.append(_read_flat_split(os.path.join(root, "val"), splits[0].classes, val_labels))
+    elif with_val:
+        splits.append(_read_split(os.path.join(root, "val")))
     problems = [problem for split in splits for problem in _empty_classes(split)]
     problems += _different_classes(*splits) if with_val else []
     if problems:
@@ -83,31 +89,72 @@ def _read_split(folder: str) -> _SplitFolder:
     ignored: Counter[str] = Counter()
     try:
         for entry in visible(folder):
-            if entry.is_dir():
+            if os.path.isdir(entry.path):
                 classes.append(entry.name)
             elif entry.is_symlink() and not os.path.exists(entry.path):
-                target = os.readlink(entry.path)
-                raise DataError(Problem(f"{entry.path} is a link to {target}, which is not there"))
+                raise DataError(_dead_link(entry.path))
             else:
                 ignored[_ending(entry.name)] += 1
         classes.sort()
         if not classes:
             raise DataError(wrong_split_folder(folder, ignored))
         with ThreadPoolExecutor(LISTING_THREADS) as threads:
-            listed = list(threads.map(_images_below, (os.path.join(folder, name) for name in classes)))
+            paths = [os.path.join(folder, name) for name in classes]
+            listed = list(threads.map(_images_below, paths, [_around(folder)] * len(paths)))
     except OSError as error:
-        raise DataError(
-            Problem(
-                f"{error.filename or folder} cannot be read: {error.strerror}",
-                f"chmod -R a+rX {shlex.quote(os.path.dirname(folder))}",
-            )
-        ) from error
+        raise _unreadable(folder, error) from error
     for _, others in listed:
         ignored.update(_ending(name) for name in others)
     return _SplitFolder(folder, tuple(classes), [files for files, _ in listed], ignored)
 
 
-def _images_below(folder: str, outer: frozenset[str] = frozenset()) -> tuple[list[str], list[str]]:
+def _read_flat_split(folder: str, classes: tuple[str, ...], val_labels: str) -> _SplitFolder:
+    """A split whose images lie side by side, sorted by class and file name as if they lay in class folders."""
+    ignored: Counter[str] = Counter()
+    names: list[str] = []
+    folders: list[str] = []
+    try:
+        for entry in visible(folder):
+            if is_image(entry.name):
+                names.append(entry.name)
+            elif os.path.isdir(entry.path):
+                folders.append(entry.name)
+            else:
+                ignored[_ending(entry.name)] += 1
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    if folders:
+        what = (
+            f"data.val_labels={val_labels}, but {folder} has class folders ({_named(folders)}), which say the classes"
+        )
+        raise DataError(Problem(what, "data.val_labels=null"))
+    if not names:
+        raise DataError(wrong_split_folder(folder, ignored))
+    files: dict[str, list[str]] = {name: [] for name in classes}
+    for name, label in zip(names, read_val_labels(val_labels, names, classes), strict=True):
+        files[label].append(f"{folder}/{name}")
+    return _SplitFolder(folder, classes, list(files.values()), ignored)
+
+
+def _dead_link(path: str) -> Problem:
+    target, name = os.readlink(path), shlex.quote(path)
+    if os.path.lexists(os.path.join(os.path.dirname(path), target)):
+        return Problem(f"{path} is a link to {target}, which leads nowhere or back to itself", f"rm {name}")
+    return Problem(f"{path} is a link to {target}, which is not there", f"mount or restore it, or rm {name}")
+
+
+def _unreadable(folder: str, error: OSError) -> DataError:
+    fix = f"chmod -R a+rX {shlex.quote(os.path.dirname(folder))}"
+    return DataError(Problem(f"{error.filename or folder} cannot be read: {error.strerror}", fix))
+
+
+def _around(split: str) -> frozenset[str]:
+    """A split and all folders around it: followed, a link to one of them would make other classes a class's own."""
+    real = Path(os.path.realpath(split))
+    return frozenset(map(str, (real, *real.parents)))
+
+
+def _images_below(folder: str, outer: frozenset[str]) -> tuple[list[str], list[str]]:
     """Paths of the images, sorted, and names of the files that are none."""
     files: list[str] = []
     others: list[str] = []
@@ -116,11 +163,11 @@ def _images_below(folder: str, outer: frozenset[str] = frozenset()) -> tuple[lis
         if name.startswith("."):
             continue
         path = f"{folder}/{name}"
-        if name.lower().endswith(IMAGE_ENDINGS):
+        if is_image(name):
             files.append(path)
         elif os.path.isdir(path):
             around = outer | {os.path.realpath(folder)}
-            if os.path.realpath(path) not in around:  # a link to a folder around it would never end
+            if os.path.realpath(path) not in around:  # else it would never end
                 inner_files, inner_others = _images_below(path, around)
                 files += inner_files
                 others += inner_others

@@ -28,6 +28,7 @@ IMAGE_ENDINGS = (
 # Names under which the validation split is found in data sets that are laid out differently.
 VAL_NAMES = ("valid", "validation", "dev", "test", "eval")
 LAYOUT = "expected ROOT/train/CLASS/*.JPEG and ROOT/val/CLASS/*.JPEG"
+VAL_LABELS = "data.val_labels=FILE that says their classes (data/README.md names the formats)"
 HOLD_OUT = "data.holdout_frac=0.1 to validate on a part of train/"
 
 
@@ -35,6 +36,11 @@ def visible(folder: str) -> list[os.DirEntry[str]]:
     """Entries of a folder but those whose name starts with a dot, sorted by name."""
     with os.scandir(folder) as entries:
         return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is an image by its ending."""
+    return name.lower().endswith(IMAGE_ENDINGS)
 
 
 def find_layout_problem(root: str, *, with_val: bool, kind: str) -> Problem | None:
@@ -59,6 +65,14 @@ def find_layout_problem(root: str, *, with_val: bool, kind: str) -> Problem | No
     return None
 
 
+def is_sorted_into_classes(split: str) -> bool:
+    """Whether a ``train/`` or ``val/`` is there and has class folders."""
+    try:
+        return any(entry.is_dir() for entry in visible(split))
+    except OSError:
+        return False
+
+
 def wrong_split_folder(folder: str, endings: Counter[str]) -> Problem:
     """What is wrong with a ``train/`` or ``val/`` that has no class folders; ``endings`` of its files."""
     images = sum(count for ending, count in endings.items() if ending in IMAGE_ENDINGS)
@@ -67,7 +81,7 @@ def wrong_split_folder(folder: str, endings: Counter[str]) -> Problem:
         return Problem(f"{folder} has no class folders; {LAYOUT}", "data/README.md shows how to get a set")
     return Problem(
         f"{name} has no class folders: {folder} holds {images} images side by side, and nothing says their classes",
-        f"move them into {name}/CLASS/ folders named as in train/ (data/README.md shows how)"
+        f"{VAL_LABELS}, or move them into {name}/CLASS/ folders named as in train/"
         if name == "val"
         else f"move them into {name}/CLASS/ folders, one a class (data/README.md shows the layout)",
     )
@@ -122,7 +136,7 @@ def _has_splits(folder: str) -> bool:
 
 
 def _has_image(folder: str) -> bool:
-    return any(entry.name.lower().endswith(IMAGE_ENDINGS) for entry in visible(folder))
+    return any(is_image(entry.name) for entry in visible(folder))
 
 
 def _right_path(root: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from fasttrain.config.schema import RunConfig
+from fasttrain.data import cache_registry
 from fasttrain.data.augment import (
     Crop,
     RandomResizedCrop,
@@ -19,9 +20,12 @@ from fasttrain.data.augment import (
 )
 from fasttrain.data.backend import Backend, Request
 from fasttrain.data.backend_choice import start_backend
-from fasttrain.data.batch import Batch
+from fasttrain.data.batch import Batch, to_device
+from fasttrain.data.cache_plan import num_shards
+from fasttrain.data.cached_training import CachedTraining
 from fasttrain.data.decode import image_sizes
-from fasttrain.data.order import epoch_order, micro_batches, step_indices
+from fasttrain.data.order import epoch_batches, epoch_order, micro_batches
+from fasttrain.data.policy import Policy, build_transform, num_views
 from fasttrain.data.preprocess import CentreCrop
 from fasttrain.data.scan import Scan
 from fasttrain.data.validation import ValBatch, plan_validation, val_batch_size
@@ -56,8 +60,8 @@ class DataPath(Protocol):
         """
         ...
 
-    def train_dtype(self, epoch: EpochPlan) -> torch.dtype:
-        """Of the images that ``train_epoch`` gives: uint8, or the compute type where they are normalised."""
+    def train_dtype(self, px: int) -> torch.dtype:
+        """Of the training images of ``px``: uint8, or of normalised ones the type that the network computes in."""
         ...
 
     def val_batches(self, px: int, *, rectangular: bool = False) -> Batches:
@@ -73,6 +77,18 @@ class DataPath(Protocol):
 
     def val_shapes(self, px: int, *, rectangular: bool = False) -> list[tuple[int, int, int]]:
         """Images, height and width of each batch of ``val_batches``, to warm up with."""
+        ...
+
+    def first_train_images(self, num_images: int, px: int) -> torch.Tensor:
+        """The training images with the lowest indices, without augmentation, the same on every rank.
+
+        Args:
+            num_images: How many; at most as many as there are.
+            px: Side of the images.
+
+        Returns:
+            [num_images, px, px, 3], as in ``Batch.images_nhwc``.
+        """
         ...
 
     def close(self) -> None:
@@ -113,40 +129,60 @@ class ImageDataPath:
             random = np.random.default_rng(config.seed)
             self._train_labels = random.integers(scan.num_classes, size=scan.num_train)
             self._val_labels = random.integers(scan.num_classes, size=scan.num_val)
+        self._num_shards = num_shards(config)
         self._val_plans: dict[tuple[int, bool], list[ValBatch]] = {}
+        self._kept_val: dict[tuple[int, bool], list[Batch]] = {}
+        self._cache: CachedTraining | None = None
+        if config.data.cache != "off" and config.data.augment == "none" and scan.source == "scan":
+            self._cache = CachedTraining(
+                config, scan, plan, self._train_labels, backend, device=device, rank=rank, world_size=world_size
+            )
+        else:
+            cache_registry.take(None)
 
     def train_epoch(self, epoch: EpochPlan, *, first_step_in_epoch: int = 0) -> Iterator[list[Batch]]:
         """See ``DataPath``."""
-        order = epoch_order(self._num_train, self._config.seed, epoch.recipe_epoch)
+        if self._cache is not None and self._cache.serves(epoch.px):
+            yield from self._cache.train_epoch(epoch, first_step_in_epoch=first_step_in_epoch)
+            return
+        order = epoch_order(self._num_train, self._config.seed, epoch.recipe_epoch, num_shards=self._num_shards)
+        batches = epoch_batches(order, epoch.batch_size, num_shards=self._num_shards)
         steps = range(first_step_in_epoch, epoch.steps)
-        requests = (self._train_request(epoch, rows) for step in steps for rows in self._share(order, epoch, step))
+        requests = (self._train_request(epoch, rows) for step in steps for rows in self._share(epoch, batches[step]))
         decoded = self.backend.images(requests)
         for _ in steps:
             yield [self._train_batch(epoch, *next(decoded)) for _ in range(epoch.accumulate)]
 
-    def train_dtype(self, epoch: EpochPlan) -> torch.dtype:
+    def train_dtype(self, px: int) -> torch.dtype:
         """See ``DataPath``."""
-        return torch.uint8
+        return self._cache.dtype if self._cache is not None and self._cache.serves(px) else torch.uint8
 
     def val_batches(self, px: int, *, rectangular: bool = False) -> Batches:
-        """See ``DataPath``."""
-        return _ValBatches(self._val_plan(px, rectangular), self._decode_validation)
+        """See ``DataPath``; with a cache they are kept after the first time, where there is room."""
+        plan = self._val_plan(px, rectangular)
+        if self._cache is None:
+            return _ValBatches(plan, self._decode_validation)
+        return _ValBatches(plan, lambda batches: self._kept_validation((px, rectangular), batches))
 
     def val_shapes(self, px: int, *, rectangular: bool = False) -> list[tuple[int, int, int]]:
         """See ``DataPath``."""
         return [(len(b.rows), b.height, b.width) for b in self._val_plan(px, rectangular)]
 
+    def first_train_images(self, num_images: int, px: int) -> torch.Tensor:
+        """See ``DataPath``."""
+        request = Request(self._train, np.arange(num_images), px, px, CentreCrop(px, px, 1.0))
+        ((_, images_nhwc),) = self.backend.images([request])
+        return images_nhwc
+
     def close(self) -> None:
         """See ``DataPath``."""
+        self._kept_val.clear()
+        if self._cache is not None:
+            self._cache.close()
         self.backend.close()
 
-    def _share(self, order: NDArray[np.int64], epoch: EpochPlan, step: int) -> list[NDArray[np.int64]]:
-        return micro_batches(
-            step_indices(order, step, epoch.batch_size),
-            rank=self._rank,
-            world_size=self._world_size,
-            accumulate=epoch.accumulate,
-        )
+    def _share(self, epoch: EpochPlan, batch: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        return micro_batches(batch, rank=self._rank, world_size=self._world_size, accumulate=epoch.accumulate)
 
     def _train_request(self, epoch: EpochPlan, rows: NDArray[np.int64]) -> Request:
         data, drawn = self._config.data, (self._config.seed, epoch.recipe_epoch, rows)
@@ -157,10 +193,15 @@ class ImageDataPath:
             # The whole centre; it is shifted once it has its size.
             crop = CentreCrop(epoch.px, epoch.px, 1.0)
         flips = None if data.flip == "none" else draw_flips(*drawn, kind=data.flip)
-        return Request(self._train, rows, epoch.px, epoch.px, crop, flips)
+        policy = None
+        if data.augment != "none":
+            transform = build_transform(data.augment, epoch.px, tuple(data.mean))
+            policy = Policy.draw(transform, *drawn, num_views=num_views(self._config))
+        return Request(self._train, rows, epoch.px, epoch.px, crop, flips, policy)
 
     def _train_batch(self, epoch: EpochPlan, request: Request, images: torch.Tensor) -> Batch:
-        data, rows = self._config.data, request.rows
+        # The views of an image have its label, and are shifted alike.
+        data, rows = self._config.data, np.tile(request.rows, request.num_images // len(request.rows))
         if data.crop == "padded" and data.pad_px and self.backend.name != "synthetic":
             shifts = draw_shifts(self._config.seed, epoch.recipe_epoch, rows, pad_px=data.pad_px)
             images = shift_images(images, self._to_device(shifts))
@@ -186,11 +227,25 @@ class ImageDataPath:
         for batch, (_, images) in zip(batches, self.backend.images(requests), strict=True):
             yield Batch(images, self._to_device(self._val_labels[batch.rows]), batch.num_valid)
 
+    def _kept_validation(self, key: tuple[int, bool], batches: list[ValBatch]) -> Iterator[Batch]:
+        """The decoded batches of the first time, bit for bit."""
+        assert self._cache is not None
+        if key in self._kept_val:
+            yield from self._kept_val[key]
+            return
+        num_bytes = sum(len(batch.rows) * batch.height * batch.width * 3 for batch in batches)
+        has_room = self._cache.cache.has_room_for(num_bytes)
+        kept = []
+        for batch in self._decode_validation(batches):
+            if has_room:
+                kept.append(batch)
+            if len(kept) == len(batches):
+                # Before the last one is handed out: nobody need ask for one more.
+                self._kept_val[key] = kept
+            yield batch
+
     def _to_device(self, values: NDArray[np.generic]) -> torch.Tensor:
-        tensor = torch.from_numpy(values)
-        if self._device.type == "cuda":
-            return tensor.pin_memory().to(self._device, non_blocking=True)
-        return tensor
+        return to_device(values, self._device)
 
 
 class _ValBatches:

@@ -6,13 +6,20 @@ import difflib
 import os
 import re
 import shlex
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fasttrain.data.layout import HOLD_OUT
+import numpy as np
+
+from fasttrain.data.imagenet import DEVKIT, IMAGENET, TRAIN, VAL, Expected, unpack_imagenet
+from fasttrain.data.layout import HOLD_OUT, VAL_LABELS
+from fasttrain.data.published import is_laid_out, unpack_published
 from fasttrain.errors import ConfigError, DataError, Problem
 
 SHAPES_ROOT = "data/shapes"  # as in conf/data/shapes.yaml
+MAX_NAMED = 5  # classes in an error
 
 
 @dataclass(frozen=True)
@@ -37,17 +44,14 @@ class DataSet:
 DATA_SETS = {
     "imagenet": DataSet(
         kind="imagefolder",
-        num_train=1_281_167,  # arXiv:1409.0575, table 2
-        num_val=50_000,
-        num_classes=1000,
+        num_train=IMAGENET.num_train,
+        num_val=IMAGENET.num_val,
+        num_classes=IMAGENET.num_classes,
         recipe="resnet50_dawnbench",
         steps="""\
 ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz come from
-https://image-net.org/download-images after signing in there. Put them into {root}, then:
-    mkdir -p {root}/train && tar -xf {root}/ILSVRC2012_img_train.tar -C {root}/train
-    for f in {root}/train/n*.tar; do mkdir "${{f%.tar}}" && tar -xf "$f" -C "${{f%.tar}}" && rm "$f"; done
-    python -c "import sys; from torchvision.datasets import imagenet as i; \\
-        i.parse_devkit_archive(sys.argv[1]); i.parse_val_archive(sys.argv[1])" {root}""",
+https://image-net.org/download-images after signing in there. Put them into one folder, then:
+    fasttrain prepare imagenet --root {root} --archives FOLDER""",
     ),
     "imagenette": DataSet(
         kind="imagefolder",
@@ -57,7 +61,7 @@ https://image-net.org/download-images after signing in there. Put them into {roo
         recipe="imagenette_128_5",
         steps="""\
 imagenette2-320.tgz comes from https://github.com/fastai/imagenette ("320 px download"). Then:
-    mkdir -p {root} && tar -xzf imagenette2-320.tgz -C {root} --strip-components=1""",
+    fasttrain prepare imagenette --root {root} --from imagenette2-320.tgz""",
     ),
     "cifar10": DataSet(
         kind="cifar10",
@@ -67,40 +71,100 @@ imagenette2-320.tgz comes from https://github.com/fastai/imagenette ("320 px dow
         recipe="cifar10_basic",
         steps="""\
 cifar-10-binary.tar.gz comes from https://www.cs.toronto.edu/~kriz/cifar.html ("binary version"). Then:
-    mkdir -p {root} && tar -xzf cifar-10-binary.tar.gz -C {root} --strip-components=1""",
+    fasttrain prepare cifar10 --root {root} --from cifar-10-binary.tar.gz""",
     ),
 }
 NAMES = ("shapes", *DATA_SETS)
 
 
-def prepare(name: str, root: Path | None, *, check: bool = False) -> str:
-    """Make ``shapes``, check any set that is there, or say how to get one that cannot be made.
+@dataclass(frozen=True)
+class Sources:
+    """Where the images come from.
+
+    Attributes:
+        archives: Folder of ImageNet's three archives; None for the set's own folder.
+        source: File or address of the archive of another set.
+        verify: Whether ImageNet's archives are compared with their published md5 sums first.
+    """
+
+    archives: Path | None = None
+    source: str | None = None
+    verify: bool = False
+
+
+NO_SOURCES = Sources()
+
+
+def prepare(name: str, root: Path | None, *, check: bool = False, sources: Sources = NO_SOURCES) -> str:
+    """Make ``shapes``, unpack the archives of another set, check one that is there, or say how to get it.
 
     Args:
         name: One of ``NAMES``.
         root: Folder of the set; None: ``data/shapes`` for ``shapes``, a placeholder where nothing is read.
         check: Only look at what is there.
+        sources: What to unpack.
 
     Returns:
         What to print.
 
     Raises:
-        ConfigError: Unknown name; nothing to check.
-        DataError: The set is missing, incomplete or laid out differently.
+        ConfigError: Unknown name; flags that this set does not have; nothing to check.
+        DataError: The set or an archive is missing, incomplete or something else.
+        MachineError: No room, no network, or another process at work.
     """
     if name not in NAMES:
         close = difflib.get_close_matches(name.lower(), NAMES, n=1)
         meant = f"; did you mean {close[0]}?" if close else ""
         fix = f"fasttrain prepare {close[0] if close else 'NAME'} (names: {', '.join(NAMES)})"
         raise ConfigError(Problem(f"prepare {name}: no such data set{meant}", fix))
-    if not check and name != "shapes":
-        return _how_to_get(name, root)
+    if problems := _wrong_flags(name, root, check, sources):
+        raise ConfigError(problems)
     try:
         if name == "shapes":
             return _prepare_shapes(Path(SHAPES_ROOT) if root is None else root, check=check)
-        return _check_published(name, root)
+        if check or (root is not None and _unpack(name, root.expanduser(), sources)):
+            return _check_published(name, root)
     except DataError as error:
         raise as_flags(error, f"fasttrain prepare {name} --root PATH") from error
+    return _how_to_get(name, root)
+
+
+def _wrong_flags(name: str, root: Path | None, check: bool, sources: Sources) -> list[Problem]:
+    """Flags that do not go together, or with this set."""
+    given = {"--archives": sources.archives, "--from": sources.source, "--verify": sources.verify}
+    known = {"imagenet": ("--archives", "--verify"), "shapes": ()}.get(name, ("--from",))
+    problems = []
+    for flag in (flag for flag, value in given.items() if value):
+        if flag not in known:
+            others = f"it takes {' and '.join(known)}" if known else "it is made, not unpacked"
+            problems.append(Problem(f"prepare {name} {flag}: {others}", f"fasttrain prepare {name} --root PATH"))
+        elif check:
+            problems.append(Problem(f"{flag} unpacks, --check only looks", "give one of them"))
+        elif root is None:
+            what = f"prepare {name} {flag}: into which folder?"
+            problems.append(Problem(what, f"fasttrain prepare {name} --root PATH {flag} ..."))
+    return problems
+
+
+def _unpack(name: str, root: Path, sources: Sources) -> bool:
+    """Unpack what there is to unpack; returns whether there was something, or all is there already."""
+    if name == "imagenet":
+        archives = root if sources.archives is None else sources.archives.expanduser()
+        here = any((archives / file).is_file() for file in (TRAIN, VAL, DEVKIT))
+        if not here and sources == NO_SOURCES:
+            return False
+        unpack_imagenet(root, archives, expected=_expected(), verify=sources.verify)
+        return True
+    if sources.source is None:
+        return False
+    if not is_laid_out(name, root):
+        unpack_published(name, sources.source, root, check=lambda folder: _refuse_incomplete(name, folder))
+    return True
+
+
+def _expected() -> Expected:
+    data_set = DATA_SETS["imagenet"]
+    return replace(IMAGENET, num_train=data_set.num_train, num_val=data_set.num_val, num_classes=data_set.num_classes)
 
 
 def as_flags(error: DataError, command: str) -> DataError:
@@ -117,6 +181,7 @@ def _problem_as_flags(problem: Problem, command: str) -> Problem:
     what = re.sub(r"\bdata=(\w+) reads", r"\1 reads", problem.what)
     # Holding out a part of train/ is the trainer's to do.
     fix = re.sub(rf"(?:,? ?\b(?:or|then) | )?{re.escape(HOLD_OUT)}", "", problem.fix)
+    fix = fix.replace(f"{VAL_LABELS}, or ", "")
     if re.fullmatch(r"data=\w+", fix):
         fix = f"{command} of the set that it names"
     fix = re.sub(r" *# the next run makes it again, or: .*", "", fix)
@@ -156,28 +221,69 @@ def _how_to_get(name: str, root: Path | None) -> str:
 
 def _check(name: str, root: Path) -> str:
     data_set = DATA_SETS[name]
-    found, notes = _count(data_set.kind, os.path.abspath(root.expanduser()))
-    expected = (data_set.num_train, data_set.num_val, data_set.num_classes)
-    if found != expected:
-        what = f"{root}: {_counts(*found)}; a complete {name} has {_counts(*expected)}"
-        raise DataError(
-            Problem(what, f"fasttrain prepare {name} --root {shlex.quote(str(root))}    # says how it is laid out")
-        )
-    lines = [f"{name}: {_counts(*found)} in {root}, as published", *notes]
+    notes = _refuse_incomplete(name, root)
+    counts = _counts(data_set.num_train, data_set.num_val, data_set.num_classes)
+    lines = [f"{name}: {counts} in {root}, as published", *notes]
     return "\n".join([*lines, _train_line(data_set.recipe, f" data.root={root}")])
 
 
-def _count(kind: str, root: str) -> tuple[tuple[int, int, int], tuple[str, ...]]:
-    """Training images, validation images, classes; and the scanner's notes."""
+def _refuse_incomplete(name: str, root: Path) -> tuple[str, ...]:
+    """The scanner's notes about a complete set.
+
+    Raises:
+        DataError: What it has other than published, and what is as published.
+    """
+    data_set = DATA_SETS[name]
+    found = _count(data_set.kind, os.path.abspath(root.expanduser()))
+    counts = (sum(found.train), sum(found.val), len(found.classes))
+    expected = (data_set.num_train, data_set.num_val, data_set.num_classes)
+    if counts == expected:
+        return found.notes
+    fine = [word for word, a, b in zip(("train", "val", "classes"), counts, expected, strict=True) if a == b]
+    what = f"{root}: {_counts(*counts)}; a complete {name} has {_counts(*expected)}"
+    what += f" (as published: {', '.join(fine)})" if fine else ""
+    if name == "imagenet":
+        what += _odd_classes(found)
+    raise DataError(
+        Problem(what, f"fasttrain prepare {name} --root {shlex.quote(str(root))}    # says how it is laid out")
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a folder holds: names of the classes, images of each in both splits, the scanner's notes."""
+
+    classes: Sequence[str]
+    train: Sequence[int]
+    val: Sequence[int]
+    notes: tuple[str, ...] = ()
+
+
+def _odd_classes(found: _Found) -> str:
+    """The classes that have other numbers of images than any class of ImageNet has."""
+    low, high = IMAGENET.min_per_class, IMAGENET.max_per_class
+    # The same number of validation images in each class: the one that most have.
+    usual = Counter(found.val).most_common(1)[0][0]
+    odd = [f"train/{name} {n}" for name, n in zip(found.classes, found.train, strict=True) if not low <= n <= high]
+    odd += [f"val/{name} {n}" for name, n in zip(found.classes, found.val, strict=True) if n != usual]
+    more = f" and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""
+    return f"; unusual numbers of images: {', '.join(odd[:MAX_NAMED])}{more}" if odd else ""
+
+
+def _count(kind: str, root: str) -> _Found:
     if kind == "cifar10":
         from fasttrain.data.cifar10 import read_cifar10
 
         records = read_cifar10(root)
-        return (len(records.train_labels), len(records.val_labels), len(records.classes)), ()
+        train, val = (
+            np.bincount(labels, minlength=len(records.classes)).tolist()
+            for labels in (records.train_labels, records.val_labels)
+        )
+        return _Found(records.classes, train, val)
     from fasttrain.data.folders import read_image_folder
 
     folder = read_image_folder(root, with_val=True, kind=kind)
-    return (len(folder.train_paths), len(folder.val_paths), len(folder.classes)), folder.notes
+    return _Found(folder.classes, folder.train_counts, folder.val_counts, folder.notes)
 
 
 def _counts(num_train: int, num_val: int, num_classes: int) -> str:

@@ -22,6 +22,8 @@ from fasttrain.errors import DataError, Problem
 
 # Of the generator that chooses the held-out images: the same ones for every seed of a run.
 HOLDOUT_KEY = 0x686F6C64
+# Bad files that are named before the run; all are in its folder.
+MAX_NAMED = 5
 
 
 def _no_labels() -> NDArray[np.int64]:
@@ -68,8 +70,10 @@ class Scan:
         train, val: The splits; empty for ``expected``.
         source: ``scan``: found on disk. ``expected``: what the config says (synthetic data, or a dry run
             without the images).
-        counts: Of what is trained and validated on: after holding out.
+        counts: Of what is trained and validated on: after holding out and leaving bad files out.
         notes: What was passed over, a line each.
+        skipped: With ``data.on_bad_file=skip`` the files that cannot be decoded, each with the reason; they are
+            no part of the splits.
     """
 
     root: str
@@ -79,6 +83,7 @@ class Scan:
     source: Literal["scan", "expected"]
     counts: Counts
     notes: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
 
     @property
     def num_train(self) -> int:
@@ -96,11 +101,19 @@ class Scan:
         return self.counts.classes
 
 
-def scan(config: RunConfig) -> Scan:
+def scan(config: RunConfig, *, local_rank: int = 0) -> Scan:
     """List the images of the run, or take the counts that the config expects.
+
+    ``data.num_*`` are compared with what lies in the folders, before bad files are left out.
+
+    Args:
+        config: The run.
+        local_rank: Of this process. With ``data.on_bad_file=skip`` the first one of a machine decodes every file
+            and the others wait for what it finds.
 
     Raises:
         DataError: Layout, labels or counts that do not fit, each with its fix.
+        MachineError: What is known of bad files cannot be kept.
     """
     data = config.data
     root = os.path.abspath(os.path.expanduser(data.root)) if data.root is not None else ""
@@ -116,7 +129,7 @@ def scan(config: RunConfig) -> Scan:
         train = Split(labels=records.train_labels, images=records.train_images)
         val = Split(labels=records.val_labels, images=records.val_images)
     else:
-        folder = read_image_folder(root, with_val=with_val, kind=data.kind)
+        folder = read_image_folder(root, with_val=with_val, kind=data.kind, val_labels=data.val_labels)
         classes, notes = folder.classes, folder.notes
         train = Split(folder.train_paths, _labels(folder.train_counts))
         val = Split(folder.val_paths, _labels(folder.val_counts))
@@ -126,8 +139,69 @@ def scan(config: RunConfig) -> Scan:
     if not with_val:
         held = hold_out(train.labels, data.holdout_frac)
         val, train = train.part(np.flatnonzero(held)), train.part(np.flatnonzero(~held))
+    skipped: tuple[tuple[str, str], ...] = ()
+    if data.on_bad_file == "skip" and data.kind != "cifar10":
+        train, val, skipped = _leave_out_bad_files(root, classes, train, val, first_of_machine=local_rank == 0)
+        notes += _skipped_notes(skipped, len(train.paths) + len(val.paths) + len(skipped))
     counts = Counts(len(train.labels), len(val.labels), len(classes))
-    return Scan(root, classes, train, val, "scan", counts, notes)
+    return Scan(root, classes, train, val, "scan", counts, notes, skipped)
+
+
+def _leave_out_bad_files(
+    root: str, classes: Sequence[str], train: Split, val: Split, *, first_of_machine: bool
+) -> tuple[Split, Split, tuple[tuple[str, str], ...]]:
+    """Both splits without the files that cannot be decoded, and these with their reasons.
+
+    Raises:
+        DataError: A class would be left without an image in one of the splits.
+    """
+    from fasttrain.data.screening import screen
+
+    paths = [*train.paths, *val.paths]
+    bad = screen(paths, root, first_of_machine=first_of_machine)
+    num_train = len(train.paths)
+    of_train = {row: reason for row, reason in bad if row < num_train}
+    of_val = {row - num_train: reason for row, reason in bad if row >= num_train}
+    problems = [*_emptied("training", train, of_train, classes), *_emptied("validation", val, of_val, classes)]
+    if problems:
+        raise DataError(problems)
+    named = tuple((_printable(paths[row]), reason) for row, reason in bad)
+    return _without(train, of_train), _without(val, of_val), named
+
+
+def _printable(path: str) -> str:
+    """A path as text that can be written: a name in another encoding than UTF-8 shows its bytes."""
+    return os.fsencode(path).decode("utf-8", errors="backslashreplace")
+
+
+def _without(split: Split, bad: dict[int, str]) -> Split:
+    return split.part(np.setdiff1d(np.arange(len(split.labels)), np.fromiter(bad, dtype=np.int64)))
+
+
+def _emptied(name: str, split: Split, bad: dict[int, str], classes: Sequence[str]) -> list[Problem]:
+    """The problem of classes all of whose images are bad: their ids would stand for nothing."""
+    before, after = (np.bincount(s.labels, minlength=len(classes)) for s in (split, _without(split, bad)))
+    emptied = np.flatnonzero((before > 0) & (after == 0)).tolist()
+    if not emptied:
+        return []
+    row = next(row for row in bad if split.labels[row] == emptied[0])
+    names = ", ".join(classes[label] for label in emptied[:MAX_NAMED]) + (", ..." if len(emptied) > MAX_NAMED else "")
+    what = f"data.on_bad_file=skip would leave no {name} image in {len(emptied)} classes ({names})"
+    return [
+        Problem(
+            f"{what}, e.g. {_printable(split.paths[row])}: {bad[row]}",
+            "get these files again from the data set's archive",
+        )
+    ]
+
+
+def _skipped_notes(skipped: Sequence[tuple[str, str]], num_files: int) -> tuple[str, ...]:
+    if not skipped:
+        return (f"data.on_bad_file=skip: all {num_files:,} files can be decoded",)
+    named = "".join(f"\n  {path}: {reason}" for path, reason in skipped[:MAX_NAMED])
+    rest = f"\n  and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
+    what = f"{len(skipped):,} of {num_files:,} files cannot be decoded and are left out"
+    return (f"data.on_bad_file=skip: {what} (all are in the run's skipped_files.tsv):{named}{rest}",)
 
 
 def hold_out(labels: NDArray[np.int64], frac: float) -> NDArray[np.bool_]:

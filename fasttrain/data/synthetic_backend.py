@@ -26,7 +26,7 @@ class SyntheticBackend:
     def images(self, requests: Iterable[Request]) -> Iterator[tuple[Request, torch.Tensor]]:
         """See ``Backend``; the rows asked for do not matter."""
         for request in requests:
-            yield request, self._batch((len(request.rows), request.height, request.width))
+            yield request, self._batch((request.num_images, request.height, request.width))
 
     def close(self) -> None:
         """See ``Backend``."""

@@ -66,7 +66,7 @@ class TorchvisionBackend:
     def _start(self, request: Request) -> _Decoding:
         if _is_plain_array(request):
             return self._resize_array(request), []
-        num, shape = len(request.rows), (len(request.rows), request.height, request.width, 3)
+        num, shape = len(request.rows), (request.num_images, request.height, request.width, 3)
         # Pinned memory, so that the copy to the device need not be waited for; torch keeps it from being
         # used again before that copy is done.
         images = torch.empty(shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
@@ -106,4 +106,4 @@ class TorchvisionBackend:
 
 
 def _is_plain_array(request: Request) -> bool:
-    return request.split.images is not None and isinstance(request.crop, CentreCrop)
+    return request.split.images is not None and isinstance(request.crop, CentreCrop) and request.policy is None

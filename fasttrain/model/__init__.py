@@ -1,1 +1,1 @@
-"""Networks by timm's names and the BatchNorm changes."""
+"""Networks by their names (timm's and the own ones) and the BatchNorm changes."""

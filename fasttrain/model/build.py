@@ -1,4 +1,4 @@
-"""Networks by timm's names."""
+"""Networks by their names: timm's, and the own ones, which register themselves with timm."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import Any
 
 import timm
 import torch
+from timm.layers import BlurPool2d
 from torch import nn
 
 from fasttrain.config.schema import ModelConfig
 from fasttrain.errors import ConfigError, MachineError, Problem
-from fasttrain.model import batchnorm, hub
+from fasttrain.model import batchnorm, hub, whitened  # noqa: F401  (whitened is imported to be registered)
 from fasttrain.model.head import init_head
+from fasttrain.model.kernels import use_kernels
 from fasttrain.model.weights import load_weights
+
+# timm's ResNets take the class of their anti-aliasing layer, and YAML has only names.
+AA_LAYERS = {"blurpool": BlurPool2d, "avgpool": nn.AvgPool2d}
 
 
 def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
@@ -25,7 +30,7 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
         num_classes: Outputs of the classifier.
 
     Returns:
-        A timm network: float32 images NCHW in, logits ``[N, num_classes]`` out.
+        The network: float32 images NCHW in, logits ``[N, num_classes]`` out.
 
     Raises:
         ConfigError: An unknown name or argument, an option that finds nothing to act on, or weights of
@@ -33,7 +38,7 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
         MachineError: Published weights that cannot be fetched.
     """
     # The class is known only from an instance; one on the meta device costs no memory and no random numbers.
-    arguments = dict(config.args)
+    arguments = timm_arguments(config)
     zero_init = config.batchnorm.zero_init_last
     timm_zero_inits = takes_argument(meta_model(config, num_classes), "zero_init_last")
     if zero_init is not None and timm_zero_inits:
@@ -41,7 +46,8 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
     model = _create(config, num_classes, arguments)
     if zero_init and not timm_zero_inits:
         batchnorm.zero_init_last(model)
-    batchnorm.set_momentum_and_eps(model, momentum=config.batchnorm.momentum, eps=config.batchnorm.eps)
+    batchnorm.apply_options(model, config.batchnorm)
+    use_kernels(model, config.kernels)
     if config.head_init_std is not None:
         init_head(model, config.head_init_std)
     if config.init_from is not None:
@@ -61,9 +67,16 @@ def meta_model(config: ModelConfig, num_classes: int) -> nn.Module:
         raise ConfigError(_unknown_tag(config.name))
     try:
         with torch.device("meta"):
-            return timm.create_model(config.name, num_classes=num_classes, **dict(config.args))
+            return timm.create_model(config.name, num_classes=num_classes, **timm_arguments(config))
     except Exception as error:  # a network's constructor raises what it likes
         raise ConfigError(_refused_arguments(config, error)) from error
+
+
+def timm_arguments(config: ModelConfig) -> dict[str, Any]:
+    """``model.args`` for timm, the name of an anti-aliasing layer replaced by its class."""
+    arguments = dict(config.args)
+    layer = arguments.get("aa_layer")
+    return arguments | {"aa_layer": AA_LAYERS[layer]} if layer in AA_LAYERS else arguments
 
 
 def takes_argument(model: nn.Module, name: str) -> bool:

@@ -61,7 +61,84 @@ def check(config: RunConfig) -> list[Problem]:
                     "model.head_init_std=null",
                 )
             )
+        if model.batchnorm.frozen_scale is not None:
+            problems.append(
+                Problem(
+                    f"model.batchnorm.frozen_scale={model.batchnorm.frozen_scale:g} would undo the scales that "
+                    f"{loaded} loads",
+                    "model.batchnorm.frozen_scale=null",
+                )
+            )
+    problems += [
+        Problem(f"model.kernels.{key}=true needs trainer.channels_last=true", f"model.kernels.{key}=auto")
+        for key in asked_gpu_kernels(config)
+        if not config.trainer.channels_last
+    ]
+    if model.kernels.batchnorm == "true" and not config.trainer.compile:
+        problems.append(
+            Problem("model.kernels.batchnorm=true needs trainer.compile=true", "model.kernels.batchnorm=auto")
+        )
+    if model.batchnorm.sync:
+        problems += [
+            Problem(
+                f"model.kernels.{key}=true has the statistics of one rank, model.batchnorm.sync=true those of all",
+                f"model.kernels.{key}=auto",
+            )
+            for key in ("batchnorm", "norm_relu_pool")
+            if getattr(model.kernels, key) == "true"
+        ]
+    return [*problems, *_check_batchnorm(config)]
+
+
+def _check_batchnorm(config: RunConfig) -> list[Problem]:
+    """Options of BatchNorm that exclude each other, and groups that do not divide what a device takes at once."""
+    options = config.model.batchnorm
+    problems = []
+    if options.frozen_scale is not None and options.zero_init_last:
+        problems.append(
+            Problem(
+                f"model.batchnorm.frozen_scale={options.frozen_scale:g} keeps the scales that "
+                "model.batchnorm.zero_init_last=true would start at 0",
+                "model.batchnorm.zero_init_last=null",
+            )
+        )
+    ghost_size = options.ghost_size
+    if ghost_size is None:
+        return problems
+    if options.sync:
+        problems.append(
+            Problem(
+                f"model.batchnorm.ghost_size={ghost_size} and model.batchnorm.sync=true: statistics are "
+                "either those of a group or those of all ranks",
+                "model.batchnorm.sync=false",
+            )
+        )
+    ranks = config.trainer.devices * config.trainer.num_nodes
+    sizes = {
+        row: stage.batch_size // ranks // accumulation(stage.batch_size // ranks, config.trainer.device_batch_size)
+        for row, stage in enumerate(config.stages)
+        if stage.batch_size % ranks == 0
+    }
+    undivided = {row: size for row, size in sizes.items() if size % ghost_size}
+    if undivided:
+        rows = ", ".join(f"{size} in stages[{row}]" for row, size in undivided.items())
+        common = math.gcd(*sizes.values())
+        divisors = [size for size in range(2, common + 1) if common % size == 0]
+        nearest = min(divisors, key=lambda size: abs(size - ghost_size), default="null")
+        problems.append(
+            Problem(
+                f"model.batchnorm.ghost_size={ghost_size}: does not divide the images that a device takes "
+                f"at once: {rows}",
+                f"model.batchnorm.ghost_size={nearest}",
+            )
+        )
     return problems
+
+
+def asked_gpu_kernels(config: RunConfig) -> list[str]:
+    """Kernels that the run insists on and that only a GPU has."""
+    kernels = config.model.kernels
+    return [key for key in ("batchnorm", "max_pool", "norm_relu_pool") if getattr(kernels, key) == "true"]
 
 
 def check_libraries(config: RunConfig, num_classes: int) -> list[Problem]:
@@ -88,7 +165,9 @@ def _check_options(config: RunConfig, model: nn.Module) -> list[Problem]:
 
     from fasttrain.model import batchnorm
     from fasttrain.model.build import takes_argument
+    from fasttrain.model.ghost import use_groups
     from fasttrain.model.head import init_head
+    from fasttrain.model.kernels import nothing_to_speed_up
 
     problems = []
     name, options = config.model.name, config.model.batchnorm
@@ -97,17 +176,37 @@ def _check_options(config: RunConfig, model: nn.Module) -> list[Problem]:
     if options.zero_init_last and not takes_argument(model, "zero_init_last") and not batchnorm.last_batchnorms(model):
         problems.append(batchnorm.nothing_to_zero(name))
     if not batchnorm.batchnorms(model):
-        problems += [
-            batchnorm.nothing_to_set(name, key, value)
-            for key, value in (("momentum", options.momentum), ("eps", options.eps))
-            if value is not None
-        ]
+        problems += batchnorm.nothing_to_set(name, options)
+    elif options.ghost_size is not None:
+        try:
+            use_groups(batchnorm.batchnorms(model), options.ghost_size)
+        except ConfigError as error:
+            problems += error.problems
+    problems += nothing_to_speed_up(model, config.model.kernels)
+    problems += _check_gpu_kernels(config)
     if config.model.head_init_std is not None:
         try:
             init_head(model, config.model.head_init_std)
         except ConfigError as error:
             problems += error.problems
     return problems
+
+
+def _check_gpu_kernels(config: RunConfig) -> list[Problem]:
+    import torch
+
+    from fasttrain.model.pooling import HAS_TRITON
+
+    asked = asked_gpu_kernels(config)
+    if not asked:
+        return []
+    if config.trainer.accelerator == "cpu" or not torch.cuda.is_available():
+        lacking = "a CUDA device, and this run has none"
+    elif not HAS_TRITON:
+        lacking = "the package triton, which is not installed"
+    else:
+        return []
+    return [Problem(f"model.kernels.{key}=true needs {lacking}", f"model.kernels.{key}=auto") for key in asked]
 
 
 def _check_micro_batches(config: RunConfig, model: nn.Module) -> list[Problem]:

@@ -41,7 +41,7 @@ def load_weights(model: nn.Module, path: str, *, name: str) -> None:
 
 
 def read_state_dict(path: str) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint by name, on the CPU.
+    """The tensors of a checkpoint by name, on the CPU: the averaged weights where it has them, as timm takes them.
 
     Raises:
         ConfigError: The file is missing, unreadable, or holds no weights.
@@ -55,7 +55,9 @@ def read_state_dict(path: str) -> dict[str, torch.Tensor]:
     except Exception as error:  # what reads the bytes of any file raises what it likes
         what = f"model.init_from={path}: not a readable checkpoint: {_why_unreadable(path, error)}"
         raise ConfigError(Problem(what, "model.init_from=PATH of a checkpoint")) from error
-    found: Any = content.get("state_dict", content) if isinstance(content, Mapping) else None
+    found: Any = None
+    if isinstance(content, Mapping):
+        found = content.get("state_dict_ema", content.get("state_dict", content))
     if not isinstance(found, Mapping):
         found = {}
     tensors = {str(key): value for key, value in found.items() if isinstance(value, torch.Tensor)}

@@ -17,15 +17,28 @@ from fasttrain.config.schema import (
     RunConfig,
     SGDConfig,
 )
-from fasttrain.optimizer.groups import Group, matrix_parameter_groups, parameter_groups
+from fasttrain.optimizer.groups import Group, matrix_parameter_groups, parameter_groups, with_batchnorm_bias_lr
 from fasttrain.optimizer.hybrid import HybridSGD
+from fasttrain.optimizer.momentum_sgd import MomentumSGD
+from fasttrain.optimizer.multi_tensor import MultiTensorOptimizer
 from fasttrain.optimizer.muon_sgd import MuonSGD
 from fasttrain.optimizer.named import build_named
 from fasttrain.optimizer.rectified_lars import RectifiedLARS
 from fasttrain.optimizer.share import sgd_share
 
 # Settings of a group that the machine or the grouping decides, beside those named in the config.
-OF_THE_RUN = ("name", "lr_scale", "betas", "matrix", "trust", "fused", "foreach", "capturable")
+OF_THE_RUN = (
+    "name",
+    "lr_scale",
+    "own_momentum",
+    "trained_epochs",
+    "betas",
+    "matrix",
+    "trust",
+    "fused",
+    "foreach",
+    "capturable",
+)
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -57,7 +70,8 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
 def set_hyperparameters(optimizer: torch.optim.Optimizer, *, lr: float, momentum: float, epochs_done: float) -> None:
     """Set what the next update uses, in every group; to be called before each step.
 
-    Values held as tensors are filled in place.
+    Values held as tensors are filled in place. A group with ``trained_epochs`` (see ``groups.py``) has a learning
+    rate that falls, beside what the schedule does, linearly to zero in those epochs, and stays there.
 
     Args:
         optimizer: From ``build_optimizer``.
@@ -66,9 +80,10 @@ def set_hyperparameters(optimizer: torch.optim.Optimizer, *, lr: float, momentum
         epochs_done: Epochs completed after the update, fractional; the hybrid's transition goes by it.
     """
     for group in optimizer.param_groups:
-        _set(group, "lr", lr * group.get("lr_scale", 1.0))
+        left = max(0.0, 1 - epochs_done / group["trained_epochs"]) if "trained_epochs" in group else 1.0
+        _set(group, "lr", lr * group.get("lr_scale", 1.0) * left)
         if "momentum" in group:
-            _set(group, "momentum", momentum)
+            _set(group, "momentum", group.get("own_momentum", momentum))
         elif "betas" in group:
             group["betas"] = (momentum, *group["betas"][1:])
         if "sgd_share" in group:
@@ -77,15 +92,17 @@ def set_hyperparameters(optimizer: torch.optim.Optimizer, *, lr: float, momentum
 
 
 def hold_on_device(optimizer: torch.optim.Optimizer) -> None:
-    """Turn the moving numbers of an own optimizer into 0-dim float32 tensors beside its parameters.
+    """Turn an optimizer's moving numbers into 0-dim tensors beside its parameters; of torch's and timm's only ``lr``.
 
-    A step captured after this follows ``set_hyperparameters`` without another capture.
+    A step of an own optimizer captured after this follows ``set_hyperparameters`` without another capture.
     """
+    if isinstance(optimizer, MultiTensorOptimizer):
+        optimizer.hold_on_device()
+        return
     for group in optimizer.param_groups:
         device = group["params"][0].device
-        for key in getattr(optimizer, "moving", ("lr",)):
-            if not isinstance(group[key], torch.Tensor):
-                group[key] = torch.tensor(group[key], dtype=torch.float32, device=device)
+        if not isinstance(group["lr"], torch.Tensor):
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
 
 
 def _build_sgd_like(config: RunConfig, options: SGDConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -121,28 +138,31 @@ def _build_sgd_like(config: RunConfig, options: SGDConfig, model: nn.Module) -> 
             sgd_lr_scale=options.sgd_lr_scale,
             sgd_weight_decay=options.sgd_weight_decay,
             decay_norm_and_bias=options.decay_norm_and_bias,
+            sgd_momentum=options.sgd_momentum,
+            norm_and_bias_lr_scale=options.norm_and_bias_lr_scale,
+            norm_and_bias_weight_decay=options.norm_and_bias_weight_decay,
         )
         return MuonSGD(
-            groups,
+            with_batchnorm_bias_lr(groups, model, config.model.batchnorm.bias_lr_scale),
             newton_schulz_steps=options.newton_schulz_steps,
             newton_schulz_dtype=options.newton_schulz_dtype,
+            normalize_weights=options.normalize_weights,
             **shared,
         )
     groups = _plain_groups(config, model)
-    # The fused kernel takes fp16's scaled gradients as they are; clipping needs them unscaled before.
-    fused = groups[0]["params"][0].device.type == "cuda" and not (
-        config.trainer.precision == "fp16" and options.clip_norm is not None
-    )
-    return torch.optim.SGD(groups, foreach=not fused, fused=fused, **shared)
+    if groups[0]["params"][0].is_cuda:
+        return MomentumSGD(groups, **shared)
+    return torch.optim.SGD(groups, foreach=True, fused=False, **shared)
 
 
 def _plain_groups(config: RunConfig, model: nn.Module, **scales: float) -> list[Group]:
-    return parameter_groups(
+    groups = parameter_groups(
         model,
         weight_decay=config.optimizer.weight_decay,
         decay_norm_and_bias=config.optimizer.decay_norm_and_bias,
         **scales,
     )
+    return with_batchnorm_bias_lr(groups, model, config.model.batchnorm.bias_lr_scale)
 
 
 def _first_momentum(config: RunConfig) -> float:

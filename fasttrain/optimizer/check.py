@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fasttrain.config.schema import (
     HybridConfig,
+    MuonSGDConfig,
     NamedOptimizerConfig,
     RectifiedLARSConfig,
     RunConfig,
@@ -22,6 +23,7 @@ def check(config: RunConfig) -> list[Problem]:
         *_check_nesterov(config),
         *_check_transition(config),
         *_check_trust_ratio(config),
+        *_check_sgd_part(config),
         *_check_arguments(config),
     ]
 
@@ -93,6 +95,23 @@ def _check_trust_ratio(config: RunConfig) -> list[Problem]:
             f"optimizer.min_trust_ratio={high:g} optimizer.max_trust_ratio={low:g}",
         )
     ]
+
+
+def _check_sgd_part(config: RunConfig) -> list[Problem]:
+    """What concerns the parameters that ``muon_sgd`` leaves to SGD."""
+    options = config.optimizer
+    if not isinstance(options, MuonSGDConfig):
+        return []
+    problems = []
+    if options.sgd_momentum == 0 and options.nesterov:
+        what = "optimizer.sgd_momentum=0 with optimizer.nesterov=true: there is nothing to look ahead along"
+        problems.append(Problem(what, "optimizer.nesterov=false"))
+    decay = options.norm_and_bias_weight_decay
+    if decay is not None and not options.decay_norm_and_bias:
+        what = f"optimizer.norm_and_bias_weight_decay={decay:g}, but optimizer.decay_norm_and_bias=false"
+        fix = "optimizer.decay_norm_and_bias=true, or optimizer.norm_and_bias_weight_decay=null"
+        problems.append(Problem(what, fix))
+    return problems
 
 
 def _check_arguments(config: RunConfig) -> list[Problem]:

@@ -37,7 +37,8 @@ def parameter_groups(
     Source: imagenet18, training/experimental_utils.py (no decay on BatchNorm and bias: top-5 93.2 -> 93.48).
     """
     others = norm_and_bias_names(model)
-    return _nonempty(
+    return _with_limits(
+        model,
         _group(model, "weights", trainable_names(model) - others, weight_decay),
         _group(
             model,
@@ -57,6 +58,9 @@ def matrix_parameter_groups(
     sgd_lr_scale: float,
     sgd_weight_decay: float,
     decay_norm_and_bias: bool,
+    sgd_momentum: float | None = None,
+    norm_and_bias_lr_scale: float | None = None,
+    norm_and_bias_weight_decay: float | None = None,
 ) -> list[Group]:
     """Three groups: ``matrices`` (key ``matrix`` true), and SGD's ``weights`` and ``norm_and_bias``.
 
@@ -66,17 +70,48 @@ def matrix_parameter_groups(
         linear_weights: Whether inner linear layers are matrices too.
         sgd_lr_scale: SGD's learning rate over the schedule's.
         sgd_weight_decay: Of SGD's weights.
-        decay_norm_and_bias: Decay norm scales and biases as SGD's weights.
+        decay_norm_and_bias: Decay norm scales and biases too.
+        sgd_momentum: Of SGD's groups, whatever the schedule says (key ``own_momentum``); None: the schedule's.
+        norm_and_bias_lr_scale, norm_and_bias_weight_decay: Of norm scales and biases; None: as SGD's weights.
     """
     matrices = matrix_names(model, linear_weights=linear_weights)
     others = norm_and_bias_names(model)
     weights = trainable_names(model) - others - matrices
-    norm_decay = sgd_weight_decay if decay_norm_and_bias else 0.0
-    return _nonempty(
+    norm_scale = sgd_lr_scale if norm_and_bias_lr_scale is None else norm_and_bias_lr_scale
+    norm_decay = sgd_weight_decay if norm_and_bias_weight_decay is None else norm_and_bias_weight_decay
+    norm_decay = norm_decay if decay_norm_and_bias else 0.0
+    of_sgd: Group = {"matrix": False}
+    if sgd_momentum is not None:
+        of_sgd |= {"momentum": sgd_momentum, "own_momentum": sgd_momentum}
+    return _with_limits(
+        model,
         _group(model, "matrices", matrices, weight_decay) | {"matrix": True},
-        _group(model, "weights", weights, sgd_weight_decay, lr_scale=sgd_lr_scale) | {"matrix": False},
-        _group(model, "norm_and_bias", others, norm_decay, lr_scale=sgd_lr_scale) | {"matrix": False},
+        _group(model, "weights", weights, sgd_weight_decay, lr_scale=sgd_lr_scale) | of_sgd,
+        _group(model, "norm_and_bias", others, norm_decay, lr_scale=norm_scale) | of_sgd,
     )
+
+
+def with_batchnorm_bias_lr(groups: list[Group], model: nn.Module, lr_scale: float) -> list[Group]:
+    """The groups with BatchNorm's biases in one of their own, whose learning rate is ``lr_scale`` times theirs.
+
+    A scale of 1 leaves the groups as they are.
+    """
+    if lr_scale == 1:
+        return groups
+    biases = {
+        id(module.bias)
+        for module in model.modules()
+        if isinstance(module, _NormBase) and isinstance(module.bias, nn.Parameter)
+    }
+    parted: list[Group] = []
+    for group in groups:
+        own = [parameter for parameter in group["params"] if id(parameter) in biases]
+        rest = [parameter for parameter in group["params"] if id(parameter) not in biases]
+        parted.append(group | {"params": rest})
+        parted.append(
+            group | {"name": "batchnorm_bias", "params": own, "lr_scale": group["lr_scale"] * lr_scale},
+        )
+    return [group for group in parted if group["params"]]
 
 
 def trainable_names(model: nn.Module) -> set[str]:
@@ -124,5 +159,23 @@ def _group(model: nn.Module, name: str, members: set[str], weight_decay: float, 
     return {"name": name, "params": params, "weight_decay": weight_decay, "lr_scale": lr_scale}
 
 
-def _nonempty(*groups: Group) -> list[Group]:
-    return [group for group in groups if group["params"]]
+def _with_limits(model: nn.Module, *groups: Group) -> list[Group]:
+    """The groups, those with parameters; what a network trains in its first epochs only is split off.
+
+    A network says so with ``trained_epochs()``, a dict of names; such a group has the key ``trained_epochs``.
+    """
+    limits = _trained_epochs(model)
+    split = []
+    for group in groups:
+        for epochs in dict.fromkeys(limits.get(id(parameter)) for parameter in group["params"]):
+            params = [parameter for parameter in group["params"] if limits.get(id(parameter)) == epochs]
+            own = {} if epochs is None else {"name": f"{group['name']}_first_epochs", "trained_epochs": epochs}
+            split.append({**group, "params": params, **own})
+    return split
+
+
+def _trained_epochs(model: nn.Module) -> dict[int, float]:
+    """Epochs in which a parameter is trained, by its id; without an entry: all."""
+    listed = getattr(model, "trained_epochs", None)
+    by_name = cast(Callable[[], dict[str, float]], listed)() if listed is not None else {}
+    return {id(model.get_parameter(name)): epochs for name, epochs in by_name.items()}

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttrain.optimizer.multi_tensor import MultiTensorOptimizer, Scalar, Tensors, add_scaled_, with_decay
+from fasttrain.optimizer.launches import Launches, Scaling
+from fasttrain.optimizer.multi_tensor import (
+    Members,
+    MultiTensorOptimizer,
+    Scalar,
+    Tensors,
+    add_scaled_,
+    slots_of,
+    with_decay,
+)
 
 
 class HybridSGD(MultiTensorOptimizer):
@@ -27,8 +36,8 @@ class HybridSGD(MultiTensorOptimizer):
     Weight decay is coupled, as in ``torch.optim.SGD``, and belongs to SGD's part: it comes in with s.
     Where lr is 0 the adaptive part is left out.
 
-    Where the share is the float 1, or ``rms_lr`` is 0, v and q rest and the update is that of
-    ``torch.optim.SGD(foreach=True)`` to the bit; a share held as a tensor computes both parts always.
+    Where the share is 1, or ``rms_lr`` is 0, v and q rest and the update is that of
+    ``torch.optim.SGD(foreach=True)`` to the bit; over lists, a share held as a tensor moves v and q always.
 
     Each group carries ``sgd_share`` (s, set before each step, see ``sgd_share()``) and ``rms_weight`` (q; all
     parameters of a group are taken to have had a gradient in the same steps).
@@ -50,6 +59,7 @@ class HybridSGD(MultiTensorOptimizer):
     """
 
     moving = ("lr", "momentum", "sgd_share", "rms_weight")
+    counters = ("rms_weight",)
 
     def __init__(
         self,
@@ -89,6 +99,20 @@ class HybridSGD(MultiTensorOptimizer):
             adaptive = self._adaptive_part(group, params, grads)
             add_scaled_(directions, adaptive, _adaptive_scale(group))
         self.descend(group, params, directions)
+
+    def launch(self, launches: Launches, members: Members, scaling: Scaling) -> bool:
+        """One update of all groups, as the class says."""
+        params = [param for _, param in members]
+        averages = [self.averages(key, params) for key in ("momentum_buffer", "square_average")]
+        table = launches.table("all", *slots_of(members, *averages))
+        if table is None:
+            return False
+        launches.sgd(table, scaling, hybrid=True)
+        arguments = launches.scaling(scaling)
+        launches.kernels.advance_rms_weight[(len(self.param_groups),)](
+            launches.numbers.table, arguments["found_inf"], SCALED=arguments["SCALED"]
+        )
+        return True
 
     def _adaptive_part(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> Tensors:
         """``r / sqrt(q)``, after the step of v and q; ``_adaptive_scale`` has the other ``sqrt(q)``."""

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttrain.optimizer.multi_tensor import MultiTensorOptimizer, Tensors, with_decay
+from fasttrain.optimizer.launches import CHUNK, Launches, Scaling
+from fasttrain.optimizer.multi_tensor import Members, MultiTensorOptimizer, Tensors, slots_of, with_decay
 
 # Keeps 0 / 0 out where a layer has neither weight nor gradient; far below any norm that occurs.
 TINY = 1e-30
@@ -82,6 +83,29 @@ class RectifiedLARS(MultiTensorOptimizer):
             )
             directions = torch._foreach_mul(directions, list(ratios.unbind()))
         self.descend(group, params, directions)
+
+    def launch(self, launches: Launches, members: Members, scaling: Scaling) -> bool:
+        """One update of all groups, as the class says; sums of squares are in fp64, in an order that is fixed."""
+        buffers = self.averages("momentum_buffer", [param for _, param in members])
+        table = launches.table("all", *slots_of(members, buffers))
+        if table is None:
+            return False
+        partials = launches.scratch("partials", 2 * table.num_blocks)
+        ratios = launches.scratch("ratios", table.num_tensors)
+        launches.over_blocks(launches.kernels.lars_squares, table, partials=partials)
+        launches.kernels.lars_ratios[(table.num_tensors,)](
+            table.groups,
+            table.first_blocks,
+            launches.numbers.table,
+            partials,
+            ratios,
+            launches.grad_scale(scaling),
+            TINY=TINY,
+            SCALED=scaling.grad_scale is not None,
+            CHUNK=CHUNK,
+        )
+        launches.sgd(table, scaling, ratios=ratios)
+        return True
 
 
 def trust_ratios(

@@ -103,7 +103,8 @@ def comparison_page(groups: Sequence[Group]) -> str:
         f"<header><p>fasttrain</p><h1>{num_runs} runs compared</h1></header>",
         numbers_table(HEADER, table(groups), text_columns=TEXT_COLUMNS),
         "<p>Times are h:mm:ss without validation and checkpoint writing, the wall time is the process's; "
-        "a spread is one standard deviation.</p>",
+        "a spread is one standard deviation, the interval is that of the mean of the target's accuracy after the last "
+        "epoch (Student's t).</p>",
         f"<pre>{escape(chr(10).join(notes(groups)))}</pre>",
         figures_of([accuracy_of_runs(curves, metric) for metric in metrics]),
     ]

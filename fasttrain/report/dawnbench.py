@@ -16,7 +16,7 @@ VERSION = "v1.0"
 
 
 def tsv(rows: Sequence[Row], *, top5: bool) -> str:
-    """Accuracy in percent over hours without validation and checkpoint writing, a row an epoch.
+    """Accuracy in percent over hours without validation and checkpoint writing, a row each validated epoch.
 
     Args:
         rows: The epochs so far.
@@ -24,6 +24,8 @@ def tsv(rows: Sequence[Row], *, top5: bool) -> str:
     """
     lines = ["epoch\thours\ttop1Accuracy" + ("\ttop5Accuracy" if top5 else "")]
     for row in rows:
+        if row.top1 is None:
+            continue
         cells = [str(row.epoch), f"{row.seconds / 3600:.8f}", percent(row.top1)]
         if top5:
             cells.append(percent(row.top5 or 0.0))

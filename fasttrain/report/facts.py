@@ -84,6 +84,9 @@ def settings(facts: RunFacts) -> dict[str, Any]:
         "momentum": momentum_text(config),
         "weight_decay": weight_decay_text(config.optimizer),
         "label_smoothing": config.trainer.label_smoothing,
+        **regularisation(config),
+        "validated": validation_text(config),
+        "test_time_augmentation": config.trainer.test_time_augmentation,
         "precision": config.trainer.precision,
         "compiled": config.trainer.compile,
         "data_backend": facts.backend or config.data.backend,
@@ -134,12 +137,37 @@ def schedule_text(config: RunConfig) -> str:
     return f"{schedule.kind}: " + ", ".join(words)
 
 
+def validation_text(config: RunConfig) -> str:
+    """After which epochs the network is validated."""
+    every = config.trainer.validate_every_epochs
+    if every == 1:
+        return "after every epoch"
+    return "after the last epoch" if every is None else f"every {every} epochs and after the last"
+
+
 def optimizer_text(optimizer: OptimizerConfig) -> str:
     """The optimizer and the settings that only it has."""
     words = _own(optimizer, OptimizerConfig)
     if optimizer.clip_norm is not None:
         words.append(f"gradients clipped to a norm of {optimizer.clip_norm:g}")
     return f"{optimizer.kind}: {', '.join(words)}" if words else optimizer.kind
+
+
+def regularisation(config: RunConfig) -> dict[str, Any]:
+    """What else is done to images, targets, statistics and weights; only what is on."""
+    trainer, batchnorm = config.trainer, asdict(config.model.batchnorm)
+    mixup = {key: value for key, value in asdict(trainer.mixup).items() if value}
+    off = {"bias_lr_scale": 1, "sync": False, "recalibrate_images": 0}
+    changed = {key: value for key, value in batchnorm.items() if value is not None and value != off.get(key)}
+    averaging = {key: value for key, value in asdict(trainer.averaging).items() if value is not None}
+    parts: dict[str, tuple[bool, Any]] = {
+        "mixup": (bool(mixup), mixup),
+        "jsd_alpha": (bool(trainer.jsd_alpha), trainer.jsd_alpha),
+        "augment": (config.data.augment not in (None, "none"), config.data.augment),
+        "weight_averaging": (trainer.averaging.kind not in (None, "none"), averaging),
+        "batchnorm": (bool(changed), changed),
+    }
+    return {name: value for name, (on, value) in parts.items() if on}
 
 
 def momentum_text(config: RunConfig) -> str:

@@ -13,7 +13,7 @@ import yaml
 
 from fasttrain.errors import ConfigError, DataError, Problem
 from fasttrain.report.history import Row, read_metrics
-from fasttrain.report.result import KEYS, SCHEMA
+from fasttrain.report.result import KEYS, LATER_KEYS, SCHEMA
 
 RESULT = "report/result.json"
 NEEDED = ("config.yaml", "plan.json", "metrics.csv", RESULT)
@@ -54,7 +54,7 @@ def load_run(path: Path) -> Run:
     missing = [name for name in NEEDED if not (path / name).is_file()]
     if missing:
         raise DataError(_unfinished(path, missing))
-    result = _json(path / RESULT)
+    result = dict.fromkeys(LATER_KEYS) | _json(path / RESULT)
     if result.get("schema") != SCHEMA:
         raise DataError(Problem(f"{path / RESULT}: schema {result.get('schema')!r}, this version reads {SCHEMA}"))
     _require(path / RESULT, result, KEYS)

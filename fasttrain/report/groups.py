@@ -12,8 +12,17 @@ from typing import Any
 from fasttrain.config.flat import OF_THE_PROCESS
 from fasttrain.report.finished_run import Run
 from fasttrain.report.result import accuracy, duration, wanted
+from fasttrain.report.student_t import t_quantile
 
 SCHEMA = 1
+
+# Figures whose mean is given with an interval beside the table, and how they are called.
+WITH_INTERVAL = {
+    "top1": "top1",
+    "plain_top1": "top1 without test-time augmentation",
+    "seconds": "seconds",
+    "seconds_with_final_validation": "seconds with the final validation",
+}
 
 # Settings that do not change what is trained, how fast or towards what.
 NOT_COMPARED = ("seed", *OF_THE_PROCESS)
@@ -30,6 +39,8 @@ FIGURES = (
     "best_top1",
     "best_top5",
     "cost_usd",
+    "seconds_with_final_validation",
+    "plain_top1",
 )
 
 
@@ -42,6 +53,7 @@ class Summary:
         mean, median, min, max: Of these.
         std: Sample standard deviation; None for one run.
         standard_error: Of the mean: std / sqrt(n).
+        half_interval: Half the width of the mean's 95 % interval, by Student's t; None for one run.
     """
 
     n: int
@@ -51,6 +63,7 @@ class Summary:
     max: float
     std: float | None
     standard_error: float | None
+    half_interval: float | None
 
 
 @dataclass(frozen=True)
@@ -90,6 +103,7 @@ def summarize(values: Sequence[float | None]) -> Summary | None:
     if not known:
         return None
     std = statistics.stdev(known) if len(known) > 1 else None
+    error = None if std is None else std / math.sqrt(len(known))
     return Summary(
         n=len(known),
         mean=statistics.fmean(known),
@@ -97,7 +111,8 @@ def summarize(values: Sequence[float | None]) -> Summary | None:
         min=min(known),
         max=max(known),
         std=std,
-        standard_error=None if std is None else std / math.sqrt(len(known)),
+        standard_error=error,
+        half_interval=None if error is None else t_quantile(len(known) - 1) * error,
     )
 
 
@@ -164,12 +179,16 @@ HEADER = (
     "best top1",
     "last top1",
     "last top5",
+    "95% of the mean",
 )
 TEXT_COLUMNS = ("group", "recipe", "seeds", "target")
 
 
 def table(groups: Sequence[Group]) -> list[list[str]]:
-    """The cells of the comparison, a row a group, by the columns of ``HEADER``; a spread is one std."""
+    """The cells of the comparison, a row a group, by the columns of ``HEADER``; a spread is one std.
+
+    The interval is that of the mean of the target's metric after the last epoch.
+    """
     return [
         [
             group.name,
@@ -185,6 +204,7 @@ def table(groups: Sequence[Group]) -> list[list[str]]:
             _accuracy(group.summary("best_top1")),
             _accuracy(group.summary("top1")),
             _accuracy(group.summary("top5")),
+            _interval(group.summary(group.target[0])),
         ]
         for group in groups
     ]
@@ -202,12 +222,25 @@ def notes(groups: Sequence[Group]) -> list[str]:
             lines.append(f"   some of its runs share a seed ({_seeds(seeds)}): they are not independent")
         if 0 < group.reached < len(group.runs):
             lines.append("   its times are the mean of the runs that reached the target only")
+        if len(group.runs) > 1:
+            lines.append("   " + _intervals(group))
     commits = dict.fromkeys(str(run.result["commit"]) for group in groups for run in group.runs)
     if len(commits) > 1:
         lines.append(f"the runs were made by different code: {', '.join(commits)}")
     if len({group.target for group in groups}) > 1:
         lines.append("the groups have different targets: their times do not compare")
     return lines
+
+
+def _intervals(group: Group) -> str:
+    """The means of a group with their 95 % intervals, in words."""
+    parts = []
+    for figure, words in WITH_INTERVAL.items():
+        known = group.summary(figure)
+        if known is not None and known.half_interval is not None:
+            low, high = known.mean - known.half_interval, known.mean + known.half_interval
+            parts.append(f"{words} {known.mean:.3f} ({low:.3f} to {high:.3f}; sd {known.std:.3f})")
+    return f"mean of {len(group.runs)} runs and its 95 % interval: " + ", ".join(parts)
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -236,7 +269,9 @@ def _seeds(seeds: Sequence[int]) -> str:
 def _time(summary: Summary | None) -> str:
     if summary is None:
         return "-"
-    spread = "" if summary.std is None else f" ± {summary.std:.1f} s"
+    # A run of seconds is shown with hundredths; its spread needs one digit more.
+    digits = 3 if summary.mean < 10 else 1
+    spread = "" if summary.std is None else f" ± {summary.std:.{digits}f} s"
     return f"{duration(summary.mean)}{spread}"
 
 
@@ -252,6 +287,13 @@ def _accuracy(summary: Summary | None) -> str:
         return "-"
     spread = "" if summary.std is None else f" ± {summary.std:.2f}"
     return f"{accuracy(summary.mean)}{spread}"
+
+
+def _interval(summary: Summary | None) -> str:
+    if summary is None or summary.half_interval is None:
+        return "-"
+    half = summary.half_interval
+    return f"{accuracy(max(0.0, summary.mean - half))} to {accuracy(min(100.0, summary.mean + half))}"
 
 
 def _word(value: Any) -> str:

@@ -33,20 +33,22 @@ ACCURACY_DIGITS = 4
 
 @dataclass(frozen=True)
 class Row:
-    """One epoch, after its validation.
+    """One epoch, after its validation if it had one.
 
     Attributes:
         epoch: From 1.
         step: Optimizer steps completed.
         seconds, wall_seconds: The clock's two figures.
         train_loss: Mean of the epoch.
-        top1, top5: Percent of the validation images; top5 is None with fewer than 6 classes.
+        top1, top5: Percent of the validation images; None without a validation, top5 also with fewer than 6 classes.
         lr, momentum: Of the last update.
         px, batch_size: Of training; the batch over all ranks.
         images_per_second: Over all ranks, without the first steps of a stage; None where nothing was left.
         stage: Zero-based row of the stage table; None in a row read from a file.
         rate_images, rate_seconds: What images_per_second is made of.
         skipped_steps: Updates that the loss scaler refused.
+        raw_top1, raw_top5: Of the weights as trained, where top1 and top5 are of the averaged ones.
+        plain_top1: Percent without test-time augmentation, where the run has one; not in the file.
     """
 
     epoch: int
@@ -54,7 +56,7 @@ class Row:
     seconds: float
     wall_seconds: float
     train_loss: float
-    top1: float
+    top1: float | None
     top5: float | None
     lr: float
     momentum: float
@@ -65,6 +67,9 @@ class Row:
     rate_images: int = 0
     rate_seconds: float = 0.0
     skipped_steps: int = 0
+    raw_top1: float | None = None
+    raw_top5: float | None = None
+    plain_top1: float | None = None
 
     def accuracy(self, metric: str) -> float | None:
         """Percent, of ``top1`` or ``top5``."""
@@ -94,7 +99,7 @@ class History:
             seconds=seconds,
             wall_seconds=wall_seconds,
             train_loss=result.train_loss,
-            top1=100 * result.correct1 / result.num_val,
+            top1=None if result.top1 is None else 100 * result.correct1 / result.num_val,
             top5=None if result.top5 is None else 100 * result.correct5 / result.num_val,
             lr=result.lr,
             momentum=result.momentum,
@@ -105,6 +110,9 @@ class History:
             rate_images=result.rate_images,
             rate_seconds=result.rate_seconds,
             skipped_steps=result.skipped_steps,
+            raw_top1=result.raw_top1,
+            raw_top5=result.raw_top5,
+            plain_top1=result.plain_top1,
         )
         self.rows.append(row)
         return row
@@ -153,7 +161,7 @@ def metrics_csv(rows: Sequence[Row]) -> str:
                 f"{row.seconds:.3f}",
                 f"{row.wall_seconds:.3f}",
                 f"{row.train_loss:.6g}",
-                percent(row.top1),
+                "" if row.top1 is None else percent(row.top1),
                 "" if row.top5 is None else percent(row.top5),
                 f"{row.lr:.8g}",
                 f"{row.momentum:.8g}",
@@ -189,7 +197,7 @@ def read_metrics(path: Path) -> list[Row]:
 
 def _row(record: Mapping[str, str]) -> Row:
     whole = {"epoch", "step", "px", "batch_size"}
-    optional = {"top5", "images_per_second"}
+    optional = {"top1", "top5", "images_per_second"}
     values: dict[str, Any] = {}
     for column in fields(Row)[: len(COLUMNS)]:
         text = record[column.name]

@@ -111,6 +111,10 @@ class MLPerfLog(logging.Handler):
         """Validation is done."""
         self._end_phase()
 
+    def end_epoch(self) -> None:
+        """The epoch is done, without a validation if none has begun."""
+        self._end_phase()
+
     def accuracy(self, epoch: int, top1: float) -> None:
         """The top-1 accuracy of an epoch (from 1), in percent; the log has it as a fraction."""
         self._log.event(constants.EVAL_ACCURACY, top1 / 100, metadata={constants.EPOCH_NUM: epoch})

@@ -192,9 +192,11 @@ def _figures(run: Run) -> dict[str, Any]:
         f"time to target, {clock}": _time(result["seconds_to_target"]),
         "time to target, wall time of the process": _time(result["wall_seconds_to_target"]),
         f"whole run, {clock}": _time(result["seconds"]),
+        "whole run with the validation after its last epoch": _with_final_validation(result),
         "whole run, wall time of the process": _time(result["wall_seconds"]),
         "best top1, top5": f"{_percent(result['best_top1'])}, {_percent(result['best_top5'])}",
         "last top1, top5": f"{_percent(result['top1'])}, {_percent(result['top5'])}",
+        **_with_views(result),
         "validation images (N)": result["num_val"],
         "weights whose accuracy counts": result["weights"],
         "images per second by stage": {
@@ -207,6 +209,19 @@ def _figures(run: Run) -> dict[str, Any]:
         f"cost to target, {clock}": _money(cost_usd(price, result["seconds_to_target"])),
         "files that could not be read": result["skipped_files"],
     }
+
+
+def _with_final_validation(result: Mapping[str, Any]) -> str:
+    seconds = result["seconds_with_final_validation"]
+    return "n/a" if seconds is None else _time(seconds)
+
+
+def _with_views(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What test-time augmentation does to the accuracy; nothing where there is none."""
+    kind = result["test_time_augmentation"]
+    if kind in (None, "none"):
+        return {}
+    return {"test-time augmentation": kind, "last top1 without it": _percent(result["plain_top1"])}
 
 
 def _settings(run: Run) -> dict[str, Any]:
@@ -243,7 +258,7 @@ def _epochs(rows: Sequence[Row], hit: int | None) -> str:
             f"{row.seconds:,.1f}",
             f"{row.wall_seconds:,.1f}",
             f"{row.train_loss:.4f}",
-            accuracy(row.top1),
+            "n/a" if row.top1 is None else accuracy(row.top1),
             "n/a" if row.top5 is None else accuracy(row.top5),
             f"{row.lr:.4g}",
             f"{row.momentum:.4g}",
@@ -271,7 +286,9 @@ def _value(value: Any, *, code: bool = False) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    return "not reached" if seconds is None else f"{duration(seconds)} ({seconds:,.2f} s)"
+    if seconds is None:
+        return "not reached"
+    return duration(seconds) if seconds < 10 else f"{duration(seconds)} ({seconds:,.2f} s)"
 
 
 def _percent(value: float | None) -> str:

@@ -57,12 +57,11 @@ def accuracy(rows: Sequence[Row], result: Mapping[str, Any]) -> Picture:
     """Validation accuracy over the clock's seconds, with the target and the moment it was reached."""
     figure, axes = _figure(WIDE)
     unit, scale = time_unit(rows[-1].seconds)
-    times = [row.seconds / scale for row in rows]
     metric, wanted = result["target"]["metric"], result["target"]["value"]
     for name, color in (("top5", ORANGE), ("top1", BLUE)):
-        values = [value for row in rows if (value := row.accuracy(name)) is not None]
-        if len(values) == len(rows):
-            axes.plot(times, values, color=color, marker="o", markersize=3.5, linewidth=1.8, label=name)
+        having = [(row.seconds / scale, value) for row in rows if (value := row.accuracy(name)) is not None]
+        if having:
+            axes.plot(*zip(*having, strict=True), color=color, marker="o", markersize=3.5, linewidth=1.8, label=name)
     axes.axhline(wanted, color=GREEN, linestyle="--", linewidth=1.2, label=f"target: {wanted:g} % {metric}")
     if result["reached"]:
         moment = result["seconds_to_target"] / scale

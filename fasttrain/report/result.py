@@ -41,8 +41,18 @@ KEYS = (
 )
 
 
+# Keys that the files of older versions lack; such files are read too.
+LATER_KEYS = ("seconds_with_final_validation", "test_time_augmentation", "plain_top1")
+
+
 def build_result(
-    facts: RunFacts, rows: Sequence[Row], *, seconds: float, wall_seconds: float, skipped_files: int
+    facts: RunFacts,
+    rows: Sequence[Row],
+    *,
+    seconds: float,
+    wall_seconds: float,
+    skipped_files: int,
+    final_validation_seconds: float | None,
 ) -> dict[str, Any]:
     """The content of ``result.json``; a figure that does not apply is None.
 
@@ -52,6 +62,7 @@ def build_result(
         seconds: The clock at the end of training, without validation and checkpoint writing.
         wall_seconds: The wall time of the process then.
         skipped_files: Images that could not be read and were left out.
+        final_validation_seconds: Of the validation after the last epoch; None for a run without one.
     """
     config, machine = facts.config, facts.machine
     target = config.target
@@ -84,6 +95,11 @@ def build_result(
         "images_per_second": stage_rates(rows),
         "skipped_files": skipped_files,
         "cost_usd": cost_usd(config.report.cost_per_hour, seconds),
+        "seconds_with_final_validation": (
+            None if final_validation_seconds is None else _seconds(seconds + final_validation_seconds)
+        ),
+        "test_time_augmentation": config.trainer.test_time_augmentation,
+        "plain_top1": _percent(last.plain_top1) if last else None,
     }
 
 
@@ -116,6 +132,9 @@ def time_line(result: Mapping[str, Any], rows: Sequence[Row], *, planned_epochs:
     """
     metric, target = result["target"]["metric"], wanted(result["target"]["value"])
     place = f"on {result['hardware']}; N={result['num_val']}"
+    views = result["test_time_augmentation"]
+    if views not in (None, "none"):
+        place += f"; test-time augmentation {views}"
     if result["reached"]:
         return (
             f"time to {target}% {metric}: {duration(result['seconds_to_target'])} "
@@ -143,7 +162,9 @@ def wanted(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, e.g. ``0:21:36``."""
+    """Hours, minutes and seconds, e.g. ``0:21:36``; ``1.02 s`` where they are fewer than ten seconds."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 
 from fasttrain.config.compose import load_run
 from fasttrain.config.schema import RunConfig, StageConfig
+from fasttrain.data.layout import is_sorted_into_classes
 from fasttrain.data.path import build_data_path
 from fasttrain.data.prepare import as_flags
 from fasttrain.data.preprocess import Normalize
@@ -25,14 +27,17 @@ from fasttrain.strategy.world import World
 from fasttrain.trainer.evaluate import evaluate
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5
 from fasttrain.trainer.resume import check_classes, other_number, read_checkpoint, why_unreadable
+from fasttrain.trainer.views import NONE
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 VAL_PX = next(field.metadata for field in fields(StageConfig) if field.name == "val_px")
+# Where a checkpoint has each kind of weights; the averaged ones, where it has them, are those that count.
+WEIGHTS = {"averaged": "state_dict_ema", "raw": "state_dict"}
 OTHER_ROOT = "--root PATH of a set with the same class folders"
 
 
 def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, json_file: Path | None) -> str:
-    """Validate a checkpoint's network as its run did when it was written.
+    """Validate a checkpoint's network as its run did when it was written, with its averaged weights too.
 
     Args:
         checkpoint: A file of a run's ``checkpoints`` folder.
@@ -41,7 +46,7 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
         json_file: Where the figures are written too.
 
     Returns:
-        A line with top-1, top-5, px and the number of images.
+        A line with top-1, top-5, px and the number of images for each kind of weights, those that count first.
 
     Raises:
         ConfigError: The file is no checkpoint of a run; ``px`` is out of bounds.
@@ -55,7 +60,7 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
         raise MachineError(Problem(f"--json {json_file}: a folder, expected a file", f"--json {json_file}/eval.json"))
     content = _open(checkpoint)
     header = content["fasttrain"]
-    config = _config(load_run(header["config"], source=str(checkpoint)).config, root)
+    config = _config(load_run(header["config"], source=str(checkpoint), older=True).config, root)
     try:
         images = scan(config)
     except DataError as error:
@@ -63,34 +68,67 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
     check_classes(header, checkpoint, images, fix=OTHER_ROOT)
     world = World(rank=0, local_rank=0, size=1, local_size=1, launcher="self")
     device = torch.device("cuda", 0) if choose_accelerator(config, world) == "gpu" else torch.device("cpu")
-    network = build_model(config.model, images.num_classes)
-    _load(network, content["state_dict"], images, checkpoint)
-    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    normalize = Normalize(tuple(config.data.mean), tuple(config.data.std)).to(device)
     plan = _plan(config, images)
     epoch = _epoch_of(header, plan)
+    augmentation = config.trainer.test_time_augmentation
     shown_px = epoch.val_px if px is None else px
-    path = build_data_path(config, images, plan, device=device, rank=0, world_size=1)
-    try:
-        correct1, correct5, count = evaluate(
-            network,
-            normalize,
-            path,
-            px=shown_px,
-            rectangular=epoch.rectangular_val,
-            device=device,
-            dtype=DTYPES[config.trainer.precision],
-        )
-    finally:
-        path.close()
-    top1 = 100 * correct1 / count
-    top5 = 100 * correct5 / count if images.num_classes >= MIN_CLASSES_FOR_TOP5 else None
-    figures = {"checkpoint": str(checkpoint), "weights": "raw", "px": shown_px, "num_val": count}
+    counts = _counts(content, config, images, plan, checkpoint, px=shown_px, epoch=epoch, device=device)
+    has_top5 = images.num_classes >= MIN_CLASSES_FOR_TOP5
+    accuracies = {
+        kind: (100 * correct1 / count, 100 * correct5 / count if has_top5 else None, count)
+        for kind, (correct1, correct5, count) in counts.items()
+    }
+    (counted, (top1, top5, num_val)), *others = accuracies.items()
     if json_file:
-        write_json(json_file, {**figures, "top1": top1, "top5": top5})
-    words = f" top5 {top5:.2f}%" if top5 is not None else ""
+        figures = {"checkpoint": str(checkpoint), "weights": counted, "px": shown_px, "num_val": num_val}
+        figures["test_time_augmentation"] = augmentation
+        raw: dict[str, float | None] = {f"{kind}_top1": other1 for kind, (other1, _, _) in others}
+        raw |= {f"{kind}_top5": other5 for kind, (_, other5, _) in others}
+        write_json(json_file, {**figures, "top1": top1, "top5": top5, **raw})
     whose = f" (stage {epoch.stage}'s)" if px is None else ""
-    return f"{checkpoint}: top1 {top1:.2f}%{words} at {shown_px} px{whose}; N={count}; raw weights"
+    views = "" if augmentation == NONE else f"; test-time augmentation {augmentation}"
+    return "\n".join(
+        f"{checkpoint}: top1 {one:.2f}%{f' top5 {five:.2f}%' if five is not None else ''} at {shown_px} px{whose}; "
+        f"N={count}; {kind} weights{views}"
+        for kind, (one, five, count) in accuracies.items()
+    )
+
+
+def _counts(
+    content: Mapping[str, Any],
+    config: RunConfig,
+    images: Scan,
+    plan: Plan,
+    checkpoint: Path,
+    *,
+    px: int,
+    epoch: EpochPlan,
+    device: torch.device,
+) -> dict[str, tuple[int, int, int]]:
+    """Correct top-1 and top-5 answers and images, by the kind of weights; the kind that counts first."""
+    normalize = Normalize(tuple(config.data.mean), tuple(config.data.std)).to(device)
+    counts = {}
+    for kind, key in WEIGHTS.items():
+        if key not in content:
+            continue
+        network = build_model(config.model, images.num_classes)
+        _load(network, content[key], images, checkpoint)
+        network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        path = build_data_path(config, images, plan, device=device, rank=0, world_size=1)
+        try:
+            counts[kind] = evaluate(
+                network,
+                normalize,
+                path,
+                px=px,
+                rectangular=epoch.rectangular_val,
+                device=device,
+                dtype=DTYPES[config.trainer.precision],
+                test_time_augmentation=config.trainer.test_time_augmentation,
+            )
+        finally:
+            path.close()
+    return counts
 
 
 def _open(checkpoint: Path) -> dict[str, Any]:
@@ -116,9 +154,12 @@ def _open(checkpoint: Path) -> dict[str, Any]:
 
 def _config(config: RunConfig, root: Path | None) -> RunConfig:
     """The run's config for one device of this machine, whatever it was trained on, and for any number of images."""
-    data = config.data
+    # A single pass gains nothing from a cache.
+    data = replace(config.data, cache="off", cache_dir=None)
     if root is not None:
         data = replace(data, root=str(root.expanduser().resolve()))
+        if is_sorted_into_classes(os.path.join(str(data.root), "val")):
+            data = replace(data, val_labels=None)
     if root is not None or data.backend != "synthetic":
         backend = "torchvision" if data.backend == "torchvision" else "auto"
         data = replace(data, backend=backend, num_train=None, num_val=None, num_classes=None)

@@ -14,6 +14,7 @@ import fasttrain.model.check
 import fasttrain.optimizer.check
 import fasttrain.schedule.check
 import fasttrain.strategy.check
+import fasttrain.trainer.check
 from fasttrain import stages
 from fasttrain.config.compose import ComposedRun
 from fasttrain.config.describe import COMMAND_LINE
@@ -43,6 +44,7 @@ CHECKS: tuple[Callable[[RunConfig], list[Problem]], ...] = (
     fasttrain.optimizer.check.check,
     fasttrain.schedule.check.check,
     fasttrain.strategy.check.check,
+    fasttrain.trainer.check.check,
 )
 
 
@@ -61,7 +63,7 @@ def scan_images(config: RunConfig, world: World) -> Scan:
     """List the images; where the project's own set is missing, make it first (not in a dry run)."""
     if config.data.kind == "shapes" and config.data.backend != "synthetic" and not config.dry_run:
         _make_shapes(config, world)
-    return scan(config)
+    return scan(config, local_rank=world.local_rank)
 
 
 def _make_shapes(config: RunConfig, world: World) -> None:
@@ -90,6 +92,7 @@ def lay_out(config: RunConfig, images: Scan, world: World) -> tuple[Plan, Schedu
         ConfigError: They cannot be run together.
     """
     problems = stages.check(config, images.num_train, world.size)
+    problems += fasttrain.data.check.check_shards(config, world.size)
     if config.target.metric == "top5" and images.num_classes < MIN_CLASSES_FOR_TOP5:
         problems.append(
             Problem(
@@ -134,12 +137,15 @@ def announce(run: ComposedRun, images: Scan, plan: Plan, schedule: Schedule) -> 
 
 
 def save_plan(run: ComposedRun, images: Scan, plan: Plan, schedule: Schedule, run_dir: Path) -> None:
-    """Write plan.json and config.yaml."""
+    """Write plan.json, config.yaml and, with ``data.on_bad_file=skip``, skipped_files.tsv."""
     document = plan_document(
         plan, schedule, source=images.source, num_val=images.num_val, num_classes=images.num_classes
     )
     write_json(run_dir / "plan.json", document)
     write_text(run_dir / "config.yaml", run.text)
+    if run.config.data.on_bad_file == "skip":
+        rows = [f"{path}\t{reason}\n" for path, reason in images.skipped]
+        write_text(run_dir / "skipped_files.tsv", "".join(["path\treason\n", *rows]))
 
 
 def given(run: ComposedRun) -> list[tuple[str, object, str]]:

@@ -16,8 +16,10 @@ from torch import nn
 from fasttrain.config.compose import ComposedRun
 from fasttrain.config.schema import RunConfig
 from fasttrain.data.path import DataPath, build_data_path
+from fasttrain.data.policy import num_views
 from fasttrain.data.preprocess import Normalize, preprocessing_description
 from fasttrain.data.scan import Scan
+from fasttrain.model.batchnorm import synchronised
 from fasttrain.model.build import build_model
 from fasttrain.report.callback import ReportCallback
 from fasttrain.report.clock import Clock, process_start_time
@@ -34,6 +36,8 @@ from fasttrain.strategy.world import World
 from fasttrain.trainer import fit as trainer_fit
 from fasttrain.trainer.checkpoints import Checkpoints
 from fasttrain.trainer.compiled import compile_objective
+from fasttrain.trainer.first_images import InitializedFromImages, InitializeFromImages
+from fasttrain.trainer.mixing import Mixing
 from fasttrain.trainer.module import ClassifierModule
 from fasttrain.trainer.objective import Objective
 from fasttrain.trainer.resume import Resume, check_resume, newest_checkpoint, read_checkpoint
@@ -117,6 +121,10 @@ def build(
         torch.cuda.set_device(device)
     torch.manual_seed(config.seed)
     network = build_model(config.model, images.num_classes)
+    if config.model.batchnorm.sync:
+        network, note = synchronised(network, world_size=world.size, device_type=device.type)
+        if note and world.rank == 0:
+            log.info(note)
     data = build_data_path(config, images, plan, device=device, rank=world.rank, world_size=world.size)
     module = ClassifierModule(
         config,
@@ -134,12 +142,14 @@ def build(
         "preprocessing": preprocessing_description(config),
         "recipe": config.recipe,
         "classes": list(images.classes),
+        "skipped_files": [os.path.relpath(path, images.root) for path, _ in images.skipped],
     }
     callbacks: list[Callback] = [
         *([Resume(checkpoint.content, checkpoint.path)] if checkpoint else []),
         trainer_fit.SignalsOn(signals),
         WarmUp(),
         report,
+        *([InitializeFromImages()] if _looks_at_images(network, config, checkpoint) else []),
         *([trainer_fit.StopAtTarget(config.target)] if config.target.stop else []),
         Checkpoints(run_dir / "checkpoints", header, config.target, signals, lambda: report.clock.paused("checkpoint")),
     ]
@@ -158,11 +168,25 @@ def build(
     )
 
 
+def _looks_at_images(network: nn.Module, config: RunConfig, checkpoint: FoundCheckpoint | None) -> bool:
+    """Whether the network's first weights come from images, and not from a checkpoint."""
+    has_weights = checkpoint is not None or config.model.init_from is not None
+    return isinstance(network, InitializedFromImages) and not has_weights
+
+
 def _objective(config: RunConfig, network: nn.Module, plan: Plan) -> Objective:
     if config.trainer.channels_last:
         network.to(memory_format=torch.channels_last)
     normalize = Normalize(tuple(config.data.mean), tuple(config.data.std))
-    objective = Objective(network, normalize, label_smoothing=config.trainer.label_smoothing)
+    trainer = config.trainer
+    objective = Objective(
+        network,
+        normalize,
+        label_smoothing=trainer.label_smoothing,
+        mixing=Mixing(trainer.mixup) if max(trainer.mixup.alpha, trainer.mixup.cutmix_alpha) > 0 else None,
+        num_views=num_views(config),
+        jsd_alpha=trainer.jsd_alpha,
+    )
     if config.trainer.compile:
         return compile_objective(objective, config, num_shapes=len(plan.shapes()))
     return objective
@@ -189,11 +213,14 @@ def _report(
         num_classes=images.num_classes,
         machine=machine,
         backend=backend,
+        weights="raw" if run.config.trainer.averaging.kind == "none" else "averaged",
         overrides=[f"{key}={value}" for key, value, _ in (left.overrides if left else given(run))],
     )
     started = left.process_start if left else process_start_time()
     wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else None
-    return ReportCallback(facts, Clock(started, synchronize=wait))
+    report = ReportCallback(facts, Clock(started, synchronize=wait))
+    report.skipped_files = [path for path, _ in images.skipped]
+    return report
 
 
 def fit(parts: Parts) -> None:

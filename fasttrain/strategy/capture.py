@@ -5,7 +5,8 @@ Nothing here knows of Lightning, networks or data: a step is two functions over 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,17 @@ def parts_of_step(accumulate: int) -> list[Part]:
 
 
 ForwardBackward = Callable[[Sequence[Tensor], Part], None]
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """Let every operation that makes the host wait for the device raise a RuntimeError."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class StepGraphs:
@@ -76,10 +88,13 @@ class StepGraphs:
         self._stream, self._pool = stream, pool
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(warmup_steps):
-                for part in self._parts:
-                    forward_backward(self._inputs, part)
-                update()
+            for step in range(warmup_steps):
+                # Once all is set up, in the last of these steps, a wait for the device is an error: a capture that
+                # fails in its middle leaves torch's random numbers unusable.
+                with nullcontext() if step < warmup_steps - 1 else waiting_is_an_error():
+                    for part in self._parts:
+                        forward_backward(self._inputs, part)
+                    update()
             if not keep_gradients:
                 for parameter in parameters:
                     parameter.grad = None

@@ -27,7 +27,7 @@ STOP_CHECK_STEPS = 10
 
 
 class Checkpoints(Callback):
-    """Writes ``last.ckpt`` at each epoch's end (after validation) and where a signal ends the run.
+    """Writes ``last.ckpt`` at each epoch's end (after its validation, if any) and where a signal ends the run.
 
     The layout is Lightning's, in plain types (``torch.load`` opens it with its defaults): ``state_dict`` holds the
     network under timm's own keys, ``fasttrain`` the position, the config as text and the preprocessing.
@@ -86,9 +86,9 @@ class Checkpoints(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, ClassifierModule)
         result = pl_module.last_epoch
-        assert result is not None, "validation runs before the epoch ends"
+        assert result is not None, "an epoch has its result before it ends"
         accuracy = accuracy_of(result, self.target)
-        best = self.best_accuracy is None or accuracy > self.best_accuracy
+        best = accuracy is not None and (self.best_accuracy is None or accuracy > self.best_accuracy)
         if best:
             self.best_accuracy = accuracy
         self._save(trainer, best=best)

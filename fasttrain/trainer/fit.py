@@ -50,7 +50,8 @@ class StopAtTarget(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, ClassifierModule)
         result = pl_module.last_epoch
-        if result is not None and accuracy_of(result, self.target) >= self.target.value:
+        accuracy = None if result is None else accuracy_of(result, self.target)
+        if accuracy is not None and accuracy >= self.target.value:
             trainer.should_stop = True
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, TypedDict, cast
 
 import torch
@@ -16,16 +18,21 @@ from fasttrain.config.schema import RunConfig
 from fasttrain.data.batch import Batch
 from fasttrain.data.path import DataPath
 from fasttrain.errors import FasttrainError, Problem, TrainingError
+from fasttrain.model.recalibrate import recalibrate
 from fasttrain.optimizer.build import build_optimizer, set_hyperparameters
 from fasttrain.schedule.schedule import Schedule
 from fasttrain.stages import EpochPlan, Plan
 from fasttrain.strategy.accelerated import AcceleratedDDPStrategy
+from fasttrain.trainer.accuracy import Accuracies, Validation, accuracies
+from fasttrain.trainer.averaging import WeightAverage
 from fasttrain.trainer.compiled import compiled_graphs
 from fasttrain.trainer.epoch_steps import EpochSteps, seed_epoch
-from fasttrain.trainer.meters import RATE_SKIP_STEPS, AccuracyMeter, LossMeter, RateMeter
+from fasttrain.trainer.meters import RATE_SKIP_STEPS, LossMeter, RateMeter
+from fasttrain.trainer.mixing import draw_mix
 from fasttrain.trainer.objective import Objective
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5, EpochResult
 from fasttrain.trainer.step import StepRunner
+from fasttrain.trainer.views import NONE
 
 log = logging.getLogger("fasttrain")
 
@@ -34,8 +41,8 @@ AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16
 # How long Lightning is left waiting: signals and callbacks act at least this often.
 MAX_STEPS_TOGETHER, SECONDS_TOGETHER = 50, 0.5
 
-# Where the network's weights are in Lightning's state dict.
-NETWORK = "objective.network."
+# Where a network's weights are in Lightning's state dict.
+NETWORK, AVERAGED = "objective.network.", "average.network."
 
 
 class MidEpochState(TypedDict):
@@ -76,7 +83,8 @@ class ClassifierModule(LightningModule):
         steps_together: Steps in one Lightning batch, by stage.
         warmed_up: What the warm-up took; None before it.
         why_not_captured: What stands against captured steps; None where they are, and before the warm-up.
-        last_epoch: What the newest epoch gave; None before the first validation.
+        last_epoch: What the newest epoch gave; None before the end of the first.
+        average: The averaged weights, whose accuracy counts; None where they are not asked for.
     """
 
     def __init__(
@@ -99,6 +107,8 @@ class ClassifierModule(LightningModule):
         self.data_path = data
         self.num_val = num_val
         self.num_classes = num_classes
+        averaging = config.trainer.averaging
+        self.average = WeightAverage(self.network, averaging, plan) if averaging.kind != "none" else None
         self.step = 0
         self.last_epoch: EpochResult | None = None
         self.steps_together: dict[int, int] = {}
@@ -217,6 +227,8 @@ class ClassifierModule(LightningModule):
         self.step_runner.skipped.zero_()
         self._rate_first_step = RATE_SKIP_STEPS
         seed_epoch(self.config.seed, epoch.recipe_epoch, self.trainer.global_rank)
+        # Lightning asks at the epoch's last step, and knows no validation after the last epoch whatever its number.
+        self.trainer.check_val_every_n_epoch = 1 if self.validates(epoch) else len(self.plan.epochs) + 1
         if self._resumed is not None:
             self._continue_epoch(self._resumed)
             self._resumed = None
@@ -246,7 +258,9 @@ class ClassifierModule(LightningModule):
             momentum=self.schedule.momentum(self.step),
             epochs_done=self.plan.epochs_done(self.step),
         )
+        self._before_update()
         self.loss_meter.add(self.step_runner.run(micro_batches))
+        self._after_update()
         # Lightning counts what goes through its own optimizers: its global_step is this count.
         progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
@@ -258,6 +272,19 @@ class ClassifierModule(LightningModule):
         if in_epoch % self.config.trainer.log_every_steps == 0 or in_epoch == epoch.steps:
             self.check_loss()
 
+    def _before_update(self) -> None:
+        """Put what changes from step to step on the device, without a host sync."""
+        mixing = self.objective.mixing
+        if mixing is not None:
+            epoch = self.epoch_plan
+            step = self.step - epoch.first_step
+            mixing.set(draw_mix(mixing.config, seed=self.config.seed, epoch=epoch.recipe_epoch, step=step, px=epoch.px))
+
+    def _after_update(self) -> None:
+        """What follows the optimizer's update number ``step``, before it is counted; without a host sync."""
+        if self.average is not None and self.average.follow(self.step):
+            self.average.update()
+
     def check_loss(self) -> None:
         """Look at the loss on the device; ends the run when it has diverged."""
         lr = self.schedule.lr(self.step - 1)
@@ -267,8 +294,17 @@ class ClassifierModule(LightningModule):
         epoch = self.epoch_plan
         if self.step == epoch.first_step + epoch.steps and self._rate_first_step is not None:
             self.rate_meter.stop((epoch.steps - self._rate_first_step) * epoch.batch_size)
+        if self.step == epoch.first_step + epoch.steps and not self.validates(epoch):
+            self.check_weights()
+            self.last_epoch = self._epoch_result(None)
 
     # --- validation ---
+
+    def validates(self, epoch: EpochPlan) -> bool:
+        """Whether the epoch is followed by a validation."""
+        every = self.config.trainer.validate_every_epochs
+        number = epoch.epoch + 1
+        return number == len(self.plan.epochs) or (every is not None and number % every == 0)
 
     def check_weights(self) -> None:
         """See that training left numbers behind (a host sync), before they are validated and saved.
@@ -288,37 +324,57 @@ class ClassifierModule(LightningModule):
                 )
             )
 
+    def on_validation_model_eval(self) -> None:
+        super().on_validation_model_eval()
+        # Here and not later: the clock stands still from on_validation_start, and this is a part of training.
+        if self.config.model.batchnorm.recalibrate_images > 0:
+            self.recalibrate()
+
+    @property
+    def networks(self) -> list[nn.Module]:
+        """The networks that are validated: the one that is trained, and the average where it is another one."""
+        average = self.average
+        return [self.network, average.network] if average is not None and average.begun(self.step) else [self.network]
+
+    def recalibrate(self) -> None:
+        """Take BatchNorm's running statistics anew, over the first images of the epoch as they were trained on."""
+        epoch = self.epoch_plan
+        num_steps = min(epoch.steps, math.ceil(self.config.model.batchnorm.recalibrate_images / epoch.batch_size))
+        steps = islice(self.data_path.train_epoch(epoch), num_steps)
+        normalize = self.objective.normalize
+        batches = (normalize(batch.images_nhwc) for micro_batches in steps for batch in micro_batches)
+        with self.trainer.precision_plugin.val_step_context():
+            recalibrate(self.networks, batches, world_size=self.trainer.world_size)
+
     def on_validation_start(self) -> None:
         self.check_weights()
-        self.accuracy_meter = AccuracyMeter(self.device)
+        self.validation = Validation(self.networks, self.config.trainer.test_time_augmentation, self.device)
         self.share_buffers()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        # The network alone is not compiled: validation shapes are not worth a compilation each.
-        logits = self.network(self.objective.normalize(batch.images_nhwc))
-        self.accuracy_meter.add(logits.float(), batch.labels, batch.num_valid)
+        self.validation.add(self.objective.normalize(batch.images_nhwc), batch.labels, batch.num_valid)
 
     def on_validation_epoch_end(self) -> None:
-        counts = self.trainer.strategy.reduce(self.accuracy_meter.counts, reduce_op="sum")
-        correct1, correct5, num_val = (int(count) for count in cast(torch.Tensor, counts))
+        counts = self.trainer.strategy.reduce(self.validation.counts(), reduce_op="sum")
+        found = accuracies(cast(torch.Tensor, counts))
+        num_val = found.counting.num_val
         if num_val != self.num_val:
             raise FasttrainError(
                 f"validation counted {num_val} images over all ranks, but the set has {self.num_val}; "
                 "the accuracy would be wrong"
             )
+        self.last_epoch = self._epoch_result(found)
+
+    def _epoch_result(self, found: Accuracies | None) -> EpochResult:
+        """What the epoch gave, its accuracies where it was validated."""
         epoch = self.epoch_plan
         loss = self.loss_meter.total / max(1, self.loss_meter.steps)
         mean_loss = float(cast(torch.Tensor, self.trainer.strategy.reduce(loss, reduce_op="mean")))
-        has_top5 = self.num_classes >= MIN_CLASSES_FOR_TOP5
-        self.last_epoch = EpochResult(
+        return EpochResult(
             epoch=epoch.epoch + 1,
             step=self.step,
             train_loss=mean_loss,
-            top1=100 * correct1 / num_val,
-            top5=100 * correct5 / num_val if has_top5 else None,
-            correct1=correct1,
-            correct5=correct5,
-            num_val=num_val,
+            **self._accuracy_fields(found),
             lr=self.schedule.lr(self.step - 1),
             momentum=self.schedule.momentum(self.step - 1),
             px=epoch.px,
@@ -330,11 +386,32 @@ class ClassifierModule(LightningModule):
             rate_seconds=self.rate_meter.seconds,
         )
 
+    def _accuracy_fields(self, found: Accuracies | None) -> dict[str, Any]:
+        """The fields of ``EpochResult`` about accuracy."""
+        if found is None:
+            return {"top1": None, "top5": None, "correct1": 0, "correct5": 0, "num_val": 0}
+        counting = found.counting
+        fields: dict[str, Any] = {"top1": counting.top1, "top5": counting.top5, **asdict(counting)}
+        if self.average is not None:
+            fields |= {"raw_top1": found.raw.top1, "raw_top5": found.raw.top5}
+        if self.config.trainer.test_time_augmentation != NONE:
+            fields["plain_top1"] = found.plain.top1
+        if self.num_classes < MIN_CLASSES_FOR_TOP5:
+            fields |= {key: None for key in ("top5", "raw_top5") if key in fields}
+        return fields
+
     def share_buffers(self) -> None:
         """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks, as stock DDP does."""
+        self._share(buffer for network in self.networks for buffer in network.buffers())
+
+    def share_weights(self) -> None:
+        """Copy rank 0's weights to all ranks, as DDP does when it is built."""
+        self._share(parameter.detach() for parameter in self.network.parameters())
+
+    def _share(self, tensors: Iterable[torch.Tensor]) -> None:
         if self.trainer.world_size > 1:
-            for buffer in self.network.buffers():
-                torch.distributed.broadcast(buffer, src=0)
+            for tensor in tensors:
+                torch.distributed.broadcast(tensor, src=0)
 
     # --- what the report says of the step ---
 
@@ -356,11 +433,12 @@ class ClassifierModule(LightningModule):
     # --- checkpoints ---
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["state_dict"] = {
-            key.removeprefix(NETWORK): value
-            for key, value in checkpoint["state_dict"].items()
-            if key.startswith(NETWORK)
-        }
+        whole = checkpoint["state_dict"]
+        checkpoint["state_dict"] = _of_network(whole, NETWORK)
+        if self.average is not None:
+            # Until the average begins it is the trained network. The key is the one that timm looks for first.
+            source = AVERAGED if self.average.begun(self.step) else NETWORK
+            checkpoint["state_dict_ema"] = _of_network(whole, source)
         checkpoint["fasttrain_epoch_state"] = MidEpochState(
             loss=self.loss_meter.state_dict(),
             skipped_steps=int(self.step_runner.skipped),
@@ -373,3 +451,8 @@ class ClassifierModule(LightningModule):
         self.step = step
         if step < self.plan.total_steps and step > self.plan.epoch_at(step).first_step:
             self._resumed = epoch_state
+
+
+def _of_network(state: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """A network's part of the module's state, under the network's own names."""
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
+from timm.loss import JsdCrossEntropy
 from torch import nn
 
 from fasttrain.data.preprocess import Normalize
+from fasttrain.trainer.mixing import Mixing
 
 
 class Objective(nn.Module):
@@ -16,20 +20,42 @@ class Objective(nn.Module):
         network: float NCHW in channels_last memory in, logits [n, C] out.
         normalize: In front of it.
         label_smoothing: Share of the target spread over all classes.
+        mixing: Mixup of the images; None where it is off.
+        num_views: Images of each sample in a micro-batch; more than one are taught to agree.
+        jsd_alpha: Weight of their divergence.
     """
 
-    def __init__(self, network: nn.Module, normalize: Normalize, *, label_smoothing: float) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        normalize: Normalize,
+        *,
+        label_smoothing: float,
+        mixing: Mixing | None = None,
+        num_views: int = 1,
+        jsd_alpha: float = 0.0,
+    ) -> None:
         super().__init__()
         self.network = network
         self.normalize = normalize
         self.label_smoothing = label_smoothing
+        self.mixing = mixing
+        self.num_views = num_views
+        self.jsd = JsdCrossEntropy(num_views, jsd_alpha, label_smoothing) if num_views > 1 else None
 
     def forward(self, images_nhwc: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy of one micro-batch, the mean over its images, 0-dim float32.
+        """Cross-entropy of a micro-batch, the mean over its images, 0-dim float32; of mixed images with mixed targets.
+
+        With several views of each image it is that of the plain ones, and the divergence of all is added.
 
         Args:
             images_nhwc: uint8, or normalised floating point, [n, h, w, 3].
             labels: int64 [n].
         """
-        logits = self.network(self.normalize(images_nhwc))
-        return F.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
+        images = self.normalize(images_nhwc)
+        if self.jsd is not None:
+            return cast(torch.Tensor, self.jsd(self.network(images).float(), labels))
+        if self.mixing is not None:
+            logits = self.network(self.mixing.images(images))
+            return self.mixing.loss(logits.float(), labels, label_smoothing=self.label_smoothing)
+        return F.cross_entropy(self.network(images).float(), labels, label_smoothing=self.label_smoothing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,17 @@ from fasttrain.trainer.module import ClassifierModule
 log = logging.getLogger("fasttrain")
 
 # Settings of model and data that change where or how fast, not what is trained.
-HARMLESS = ("data.root", "data.workers", "data.backend", "data.hw_decoder_load")
+HARMLESS = (
+    "data.root",
+    "data.workers",
+    "data.backend",
+    "data.hw_decoder_load",
+    "data.cache_dir",
+    "model.kernels.stem",
+    "model.kernels.batchnorm",
+    "model.kernels.max_pool",
+    "model.kernels.norm_relu_pool",
+)
 
 # Classes that a message names; the rest it counts.
 MAX_NAMED = 5
@@ -108,15 +119,16 @@ def check_resume(
         force: Accept other model and data settings.
 
     Raises:
-        DataError: The data's classes are others, so that labels would be shifted.
+        DataError: The data's classes are others, so that labels would be shifted; other files are left out.
         ConfigError: Model or data settings differ (unless ``force``), or the epochs behind the checkpoint's
             position are other ones in this plan.
     """
     header = content["fasttrain"]
     check_classes(header, path, images, fix="give data.root the data set on which it was trained")
+    _check_skipped(header, path, images)
     differences = [
         (key, old, new)
-        for key, old, new in config_diff(load_run(header["config"]).values, config)
+        for key, old, new in config_diff(load_run(header["config"], older=True).values, config)
         if key not in OF_THE_PROCESS
     ]
     for key, old, new in differences:
@@ -142,6 +154,22 @@ def check_resume(
                 *refused,
                 Problem("a resume with other model or data settings is another run", "resume_force=true"),
             ]
+        )
+
+
+def _check_skipped(header: dict[str, Any], path: Path, images: Scan) -> None:
+    """See that the same files are left out as before: with others, the rest of the epoch would be other images."""
+    before = set(header.get("skipped_files") or ())
+    now = {os.path.relpath(skipped, images.root) for skipped, _ in images.skipped}
+    differing = sorted(before ^ now)
+    if differing:
+        more = f" and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
+        raise DataError(
+            Problem(
+                f"{len(before)} files could not be decoded and were left out when {path} was written, now {len(now)}; "
+                f"they differ in {', '.join(differing[:MAX_NAMED])}{more}",
+                "bring these files back to what they were, or start a new run",
+            )
         )
 
 
@@ -201,6 +229,7 @@ class Resume(Callback):
                     "give the model with which the run was started",
                 )
             ) from error
+        load_average(pl_module, content, step, self.path)
         load_optimizer(trainer.optimizers[0], content["optimizer_states"][0], self.path)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         saved = content.get(type(trainer.precision_plugin).__qualname__)
@@ -214,6 +243,28 @@ class Resume(Callback):
         pl_module.resume_at(step, content["fasttrain_epoch_state"])
         set_position(trainer, pl_module.plan, step)
         self.content = {}
+
+
+def load_average(module: ClassifierModule, content: dict[str, Any], step: int, path: Path) -> None:
+    """Load the averaged weights, where this run has them and they have begun.
+
+    Raises:
+        ConfigError: They should have begun, and the checkpoint has none.
+    """
+    if module.average is None or not module.average.begun(step):
+        return
+    saved = content.get("state_dict_ema")
+    if saved is None:
+        kind = module.config.trainer.averaging.kind
+        epochs_done = module.plan.epochs_done(step - 1)
+        raise ConfigError(
+            Problem(
+                f"trainer.averaging.kind={kind}: {path} has no averaged weights, and the average begins before its "
+                f"step {step}",
+                f"trainer.averaging.kind=none, or trainer.averaging.from_epoch={epochs_done:g} or later",
+            )
+        )
+    module.average.network.load_state_dict(saved)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path) -> None:

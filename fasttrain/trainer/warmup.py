@@ -43,11 +43,10 @@ class WarmUp(Callback):
             if captures:
                 # Between captured steps nothing can be exchanged any more: their graphs hold DDP's buckets.
                 shape = next(iter(shapes_ahead(pl_module)))
-                batch = random_batch(pl_module, shape.size, shape.px, shape.px, dtype=shape.dtype)
-                with explain_out_of_memory("training", shape.px, shape.size):
-                    choose_captured_plan(trainer, pl_module, shape, batch)
+                with explain_out_of_memory("training", shape.px, shape.size // pl_module.objective.num_views):
+                    choose_captured_plan(trainer, pl_module, shape, training_batch(pl_module, shape))
             for shape, stages in shapes_ahead(pl_module).items():
-                with explain_out_of_memory("training", shape.px, shape.size):
+                with explain_out_of_memory("training", shape.px, shape.size // pl_module.objective.num_views):
                     if captures:
                         captures = capture(trainer, pl_module, shape, stages)
                     if not captures:
@@ -85,8 +84,9 @@ def shapes_ahead(module: ClassifierModule) -> dict[StepShape, list[int]]:
     shapes: dict[StepShape, list[int]] = {}
     for epoch in plan.epochs:
         if epoch.first_step + epoch.steps > module.step:
-            dtype = module.data_path.train_dtype(epoch)
-            shape = StepShape(epoch.px, plan.micro_batch(epoch), epoch.accumulate, dtype)
+            dtype = module.data_path.train_dtype(epoch.px)
+            size = plan.micro_batch(epoch) * module.objective.num_views
+            shape = StepShape(epoch.px, size, epoch.accumulate, dtype)
             stages = shapes.setdefault(shape, [])
             if epoch.stage not in stages:
                 stages.append(epoch.stage)
@@ -130,7 +130,7 @@ def capture(trainer: Trainer, module: ClassifierModule, shape: StepShape, stages
 
     def work(train_step: Any) -> None:
         nonlocal failure
-        batch = random_batch(module, shape.size, shape.px, shape.px, dtype=shape.dtype)
+        batch = training_batch(module, shape)
         try:
             seconds = step.capture(shape, batch.images_nhwc, batch.labels)
         except torch.OutOfMemoryError:
@@ -162,7 +162,7 @@ def train_uncaptured(trainer: Trainer, module: ClassifierModule, shape: StepShap
 
     def work(train_step: Any) -> None:
         module.step = step
-        train_step([random_batch(module, shape.size, shape.px, shape.px, dtype=shape.dtype)])
+        train_step([training_batch(module, shape)])
 
     for _ in range(STEPS[module.device.type]):
         trainer.strategy.training_step(work, 0)
@@ -187,6 +187,11 @@ class explain_out_of_memory:  # noqa: N801 - a context manager reads as a verb
             ) from error
 
 
+def training_batch(module: ClassifierModule, shape: StepShape) -> Batch:
+    """A random micro-batch of a shape, all views of its images."""
+    return random_batch(module, shape.size, shape.px, shape.px, dtype=shape.dtype)
+
+
 def random_batch(
     module: ClassifierModule, size: int, height: int, width: int, *, dtype: torch.dtype = torch.uint8
 ) -> Batch:
@@ -206,6 +211,8 @@ class Snapshot:
     def __init__(self, trainer: Trainer, module: ClassifierModule) -> None:
         self.step = module.step
         self.weights = {key: value.detach().clone() for key, value in module.network.state_dict().items()}
+        average = module.average
+        self.average = copy.deepcopy(average.state_dict()) if average is not None else None
         self.optimizer = copy.deepcopy(trainer.optimizers[0].state_dict())
         self.precision = copy.deepcopy(trainer.precision_plugin.state_dict())
         progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
@@ -217,6 +224,8 @@ class Snapshot:
         """Put it all back, in place."""
         module.step = self.step
         module.network.load_state_dict(self.weights)
+        if module.average is not None and self.average is not None:
+            module.average.load_state_dict(self.average)
         if module.step_runner.captured:
             # The graphs' gradients stay theirs, and the averages that they change stay where they are.
             restore_in_place(trainer.optimizers[0], self.optimizer)

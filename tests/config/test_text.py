@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 import fasttrain
 from fasttrain.config.compose import ComposedRun, load_run
@@ -129,3 +130,17 @@ def test_help_needs_no_hydra() -> None:
     root = Path(fasttrain.__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert (done.stderr, done.stdout) == ("", "False\n")
+
+
+def test_an_older_versions_settings_take_the_values_that_held_before(compose: Compose) -> None:
+    run = compose("recipe=quickstart", "optimizer=hybrid")
+    values = yaml.safe_load(run.text)
+    for group, key in (("data", "cache"), ("data", "num_shards"), ("trainer", "averaging"), ("optimizer", "rms_eps")):
+        del values[group][key]
+    text = yaml.safe_dump(values)
+    with pytest.raises(ConfigError, match=r"data\.cache: not given"):
+        load_run(text)
+    config = load_run(text, older=True).config
+    assert (config.data.cache, config.data.num_shards) == ("off", 1)
+    assert config.trainer == run.config.trainer
+    assert config.optimizer == run.config.optimizer

@@ -18,6 +18,8 @@ DATA = {
     "root": None,
     "backend": "torchvision",
     "workers": 2,
+    "on_bad_file": "fail",
+    "val_labels": None,
     "hw_decoder_load": "auto",
     "holdout_frac": 0.0,
     "num_train": None,
@@ -28,7 +30,12 @@ DATA = {
     "crop": "random_resized",
     "pad_px": 4,
     "flip": "random",
+    "augment": "none",
     "val_crop_frac": 0.875,
+    "num_shards": None,
+    "cache": "off",
+    "cache_px": None,
+    "cache_dir": None,
 }
 
 
@@ -58,11 +65,11 @@ def make_folder(root: Path, splits: Mapping[str, Mapping[str, int]]) -> Path:
 def make_config(stages: list[dict[str, Any]] | None = None, **settings: Any) -> RunConfig:
     """A run of one stage unless told otherwise; settings of ``data`` by name, of the run with ``run_`` before.
 
-    The rooms that the data path does not read are None.
+    The rooms that the data path does not read are None; of the trainer's it reads ``jsd_alpha``.
     """
-    run: dict[str, Any] = dict.fromkeys(
-        ("target", "optimizer", "schedule", "strategy", "trainer", "report", "run_dir", "resume")
-    )
+    run: dict[str, Any] = dict.fromkeys(("target", "optimizer", "schedule", "strategy", "report", "run_dir", "resume"))
+    trainer = {"precision": "fp32", "devices": 1, "num_nodes": 1, "jsd_alpha": settings.pop("jsd_alpha", 0.0)}
+    run |= {"trainer": type("Trainer", (), trainer)}
     run |= {"recipe": "x", "seed": 1, "dry_run": False, "deterministic": False, "debug": False}
     run |= {"resume_force": False, "model": type("Model", (), {"num_classes": settings.pop("model_classes", None)})}
     run |= {key[4:]: settings.pop(key) for key in list(settings) if key.startswith("run_")}

@@ -11,8 +11,8 @@ import torch
 from fasttrain.data.path import build_data_path
 from fasttrain.data.scan import scan
 from fasttrain.errors import DataError
-from tests.data.samples import make_config, make_folder, make_plan
-from tests.data.test_backends import BACKENDS
+from tests.data.samples import make_config, make_folder, make_plan, photo
+from tests.data.test_backends import BACKENDS, needs_dali
 
 
 def truncate(path: Path) -> None:
@@ -21,8 +21,6 @@ def truncate(path: Path) -> None:
 
 
 def cut_png(path: Path) -> None:
-    from tests.data.samples import photo
-
     photo(50, 50, seed=3).save(path, format="PNG")
     truncate(path)
 
@@ -61,6 +59,7 @@ def test_bad_file_is_named(root: Path, backend: str, kind: str) -> None:
         assert f"{bad} cannot be decoded: " in text
         assert reason in text
         assert "get the file again" in text
+        assert "data.on_bad_file=skip" in text
         with pytest.raises(DataError, match=str(bad_val)):
             list(path.val_batches(32))
     finally:
@@ -113,3 +112,44 @@ def test_sizes_come_from_headers(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "x.jpg").write_text("<html>")
     with pytest.raises(DataError, match=r"x.jpg cannot be decoded: not an image"):
         image_sizes(Split([str(tmp_path / "x.jpg")]))
+
+
+@needs_dali
+def test_a_jpeg_without_its_end_is_refused_before_dali_decodes_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NvJPEG fills the missing rows with gray and says nothing."""
+    from fasttrain.data.dali_backend import DaliBackend
+
+    def never(backend: DaliBackend, request: object, sizes: object) -> None:
+        raise AssertionError("the batch was decoded")
+
+    config = make_config([{"batch_size": 26}], root=str(root), backend="dali")
+    found = scan(config)
+    bad = Path(found.train.paths[12])
+    bad.write_bytes(bad.read_bytes()[:-200])
+    plan = make_plan(config, found.num_train)
+    path = build_data_path(config, found, plan, device=torch.device("cpu"), rank=0, world_size=1)
+    monkeypatch.setattr(DaliBackend, "_boxes", never)
+    try:
+        with pytest.raises(DataError, match=f"{bad} cannot be decoded: image file is truncated"):
+            list(path.train_epoch(plan.epochs[0]))
+    finally:
+        path.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bytes_behind_the_end_and_a_lost_middle_are_decoded(root: Path, backend: str) -> None:
+    config = make_config([{"batch_size": 26}], root=str(root), backend=backend)
+    found = scan(config)
+    files = [Path(path) for path in found.train.paths[:2]]
+    photo(200, 260, seed=3).save(files[0])
+    content = files[0].read_bytes()
+    files[0].write_bytes(content + bytes(100))
+    files[1].write_bytes(content[: len(content) // 2] + content[len(content) * 2 // 3 :])
+    plan = make_plan(config, found.num_train)
+    path = build_data_path(config, found, plan, device=torch.device("cpu"), rank=0, world_size=1)
+    try:
+        for epoch in plan.epochs:
+            ((batch,),) = path.train_epoch(epoch)
+            assert batch.num_valid == 26
+    finally:
+        path.close()

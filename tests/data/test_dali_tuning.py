@@ -111,7 +111,7 @@ def test_a_bad_file_in_the_measured_batch_is_named(folder: Path, tmp_path: Path)
     ],
 )
 def test_where_it_is_measured(given: str, images: int, device: str, deterministic: bool, load: float | None) -> None:
-    config: Any = SimpleNamespace(data=SimpleNamespace(hw_decoder_load=given), deterministic=deterministic)
+    config: Any = SimpleNamespace(data=SimpleNamespace(hw_decoder_load=given, cache="off"), deterministic=deterministic)
     plan: Any = SimpleNamespace(epochs=[SimpleNamespace(images=images)] * 2, world_size=2, num_train=images)
     assert backend_choice._hw_decoder_load(config, plan, torch.device(device)) == load
     if load is None:

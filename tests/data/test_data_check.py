@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.data.check import check
+from fasttrain.data.check import check, check_shards
 from tests.data.samples import make_config
 
 
@@ -19,6 +19,16 @@ from tests.data.samples import make_config
         ({"run_dry_run": True, "num_train": 9, "num_val": 9}, "data.num_classes cannot be null", "num_classes=1000"),
         ({"root": "/x", "num_classes": 12, "model_classes": 10}, "model.num_classes=10", "model.num_classes=12"),
         ({"root": "/x", "crop": "padded", "pad_px": 32}, "stages.0.px=32", "data.pad_px=4"),
+        ({"root": "/x", "num_shards": 6}, "data.num_shards=6: stages.0.batch_size=8", "data.num_shards=4, or null"),
+        ({"root": "/x", "cache_dir": "/y"}, "data.cache=off keeps nothing", "data.cache=auto"),
+        ({"root": "/x", "cache": "gpu", "cache_px": 31}, "data.cache_px=31", "data.cache_px=32"),
+        ({"root": "/x", "kind": "cifar10", "cache": "gpu", "cache_px": 32}, "data.cache_px=32", "data.cache_px=null"),
+        ({"root": "/x", "kind": "cifar10", "cache": "gpu", "cache_dir": "/y"}, "cache_dir=/y", "cache_dir=null"),
+        (
+            {"backend": "synthetic", "num_train": 9, "num_val": 9, "num_classes": 3, "cache": "gpu"},
+            "data.backend=synthetic has no images to keep",
+            "data.cache=off",
+        ),
     ],
 )
 def test_problem(settings: dict[str, object], what: str, fix: str) -> None:
@@ -35,7 +45,26 @@ def test_problem(settings: dict[str, object], what: str, fix: str) -> None:
         {"backend": "synthetic", "num_train": 9, "holdout_frac": 0.5, "num_classes": 3},
         {"root": "/x", "crop": "padded", "pad_px": 31},
         {"root": "/x", "num_classes": 12, "model_classes": 12},
+        {"root": "/x", "num_shards": 4},
+        {"root": "/x", "cache": "auto", "cache_dir": "/y"},
+        {"root": "/x", "cache": "gpu", "cache_px": 32},
+        {"root": "/x", "kind": "cifar10", "cache": "gpu"},
+        {"backend": "synthetic", "num_train": 9, "num_val": 9, "num_classes": 3, "cache": "auto"},
     ],
 )
 def test_no_problem(settings: dict[str, object]) -> None:
     assert check(make_config(**settings)) == []
+
+
+@pytest.mark.parametrize(("cache", "ranks", "count"), [("off", 3, 0), ("gpu", 4, 0), ("gpu", 3, 1), ("auto", 16, 1)])
+def test_ranks_that_keep_images_need_whole_shards(cache: str, ranks: int, count: int) -> None:
+    problems = check_shards(make_config([{"batch_size": 48}], root="/x", cache=cache), ranks)
+    assert len(problems) == count
+    assert all(f"data.num_shards={ranks}" in problem.fix for problem in problems)
+
+
+def test_num_shards_of_an_error_is_one_that_fits() -> None:
+    stages = [{"batch_size": 48}, {"batch_size": 36}]
+    (problem,) = check_shards(make_config(stages, root="/x", num_shards=16), 1)
+    assert "stages.1.batch_size=36" in problem.what
+    assert "data.num_shards=12," in problem.fix

@@ -14,8 +14,9 @@ from fasttrain.data.path import DataPath, build_data_path
 from fasttrain.data.scan import scan
 from fasttrain.errors import DataError
 from fasttrain.stages import Plan
+from tests.data.odd_files import extreme_sides, photographs
 from tests.data.samples import make_config, make_folder, make_plan, write_cifar10
-from tests.data.test_backends import BACKENDS, odd_files
+from tests.data.test_backends import BACKENDS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -92,7 +93,7 @@ def test_memory_is_flat_after_ten_stage_changes(folder: Path, backend: str) -> N
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_odd_files_become_three_channels(tmp_path: Path, backend: str) -> None:
     for split in ("train", "val"):
-        odd_files(tmp_path / split / "a")
+        shown = photographs(tmp_path / split / "a")
         make_folder(tmp_path, {split: {"b": 1}})
     settings = {"val_crop_frac": 1.0}
     (_, on_gpu), (_, on_cpu) = (
@@ -101,8 +102,40 @@ def test_odd_files_become_three_channels(tmp_path: Path, backend: str) -> None:
     )
     (ours,), (reference,) = on_gpu.val_batches(60), on_cpu.val_batches(60)
     difference = (ours.images_nhwc.cpu().int() - reference.images_nhwc.int()).abs().double().mean((1, 2, 3))
-    assert difference.max() < MEAN_BOUND
+    by_name = dict(zip([*shown, "b"], difference.tolist(), strict=False))
+    assert {name: mean for name, mean in by_name.items() if mean >= MEAN_BOUND} == {}
     on_gpu.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_extreme_sides(tmp_path: Path, backend: str) -> None:
+    for split in ("train", "val"):
+        names = extreme_sides(tmp_path / split / "a")
+        make_folder(tmp_path, {split: {"b": 1}})
+    (plan, on_gpu), (_, on_cpu) = (
+        start(tmp_path, name, [{"batch_size": len(names) + 1, "px": 24}], device)
+        for name, device in ((backend, GPU), ("torchvision", CPU))
+    )
+    for ours, reference in zip(all_batches(plan, on_gpu), all_batches(plan, on_cpu), strict=True):
+        difference = (ours.images_nhwc.cpu().int() - reference.images_nhwc.int()).abs().double().mean((1, 2, 3))
+        assert difference.max() < 2 * MEAN_BOUND  # a few pixels are stretched to all, so that nothing averages out
+    on_gpu.close()
+
+
+@pytest.mark.parametrize("frac", [0.5, 0.9, 0.99])
+def test_a_jpeg_that_is_cut_off_is_never_filled_with_gray(tmp_path: Path, frac: float) -> None:
+    root = make_folder(tmp_path, {split: {"a": 6, "b": 6} for split in ("train", "val")})
+    bad = root / "train" / "a" / "003.JPEG"
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[: int(len(whole) * frac)])
+    plan, path = start(root, "dali", [{"batch_size": 12}], GPU)
+    with pytest.raises(DataError, match=f"{bad} cannot be decoded"):
+        list(path.train_epoch(plan.epochs[0]))
+    path.close()
+    bad.write_bytes(whole + bytes(64))
+    plan, path = start(root, "dali", [{"batch_size": 12}], GPU)
+    assert len(list(path.train_epoch(plan.epochs[0]))) == 1
+    path.close()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

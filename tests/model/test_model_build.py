@@ -12,13 +12,13 @@ import timm
 import torch
 from torch import nn
 
-from fasttrain.config.schema import BatchNormConfig, ModelConfig
+from fasttrain.config.schema import ModelConfig
 from fasttrain.errors import ConfigError, MachineError
 from fasttrain.model import hub
 from fasttrain.model.batchnorm import batchnorms
 from fasttrain.model.build import build_model
+from tests.model.defaults import KERNELS, OWN
 
-OWN = BatchNormConfig(zero_init_last=None, momentum=None, eps=None)
 CONFIG = ModelConfig(
     name="resnet18d",
     num_classes=None,
@@ -27,11 +27,12 @@ CONFIG = ModelConfig(
     args={},
     head_init_std=None,
     batchnorm=OWN,
+    kernels=KERNELS,
 )
 
 
 def build(name: str = "resnet18d", *, num_classes: int = 10, **changes: Any) -> nn.Module:
-    batchnorm = replace(OWN, **{k: changes.pop(k) for k in ("zero_init_last", "momentum", "eps") if k in changes})
+    batchnorm = replace(OWN, **{k: changes.pop(k) for k in vars(OWN) if k in changes})
     return build_model(replace(CONFIG, name=name, batchnorm=batchnorm, **changes), num_classes)
 
 

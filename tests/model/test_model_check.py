@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.config.schema import BatchNormConfig, ModelConfig, StageConfig
+from fasttrain.config.schema import ModelConfig, StageConfig
 from fasttrain.model.build import meta_model
 from fasttrain.model.check import check, check_libraries, refusal
+from tests.model.defaults import KERNELS, OWN
 
-OWN = BatchNormConfig(zero_init_last=None, momentum=None, eps=None)
 CONFIG = ModelConfig(
     name="resnet18d",
     num_classes=None,
@@ -24,6 +24,7 @@ CONFIG = ModelConfig(
     args={},
     head_init_std=None,
     batchnorm=OWN,
+    kernels=KERNELS,
 )
 
 
@@ -32,7 +33,9 @@ def stage(px: int, val_px: int, *, rectangular: bool = False) -> StageConfig:
 
 
 def run(*stages: StageConfig, **changes: Any) -> Any:
-    trainer = SimpleNamespace(device_batch_size=None, devices=1, num_nodes=1)
+    trainer = SimpleNamespace(
+        device_batch_size=None, devices=1, num_nodes=1, channels_last=True, compile=True, accelerator="auto"
+    )
     return SimpleNamespace(model=replace(CONFIG, **changes), stages=list(stages) or [stage(96, 128)], trainer=trainer)
 
 
@@ -99,7 +102,7 @@ def test_an_unknown_name_and_unknown_arguments() -> None:
 
 
 def test_options_that_find_nothing_to_act_on_all_at_once() -> None:
-    options = BatchNormConfig(zero_init_last=True, momentum=0.2, eps=1e-3)
+    options = replace(OWN, zero_init_last=True, momentum=0.2, eps=1e-3)
     config = run(stage(224, 224), name="vit_tiny_patch16_224", batchnorm=options)
     problems = check_libraries(config, 10)
     assert [problem.fix for problem in problems] == [

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from fasttrain.config.schema import (
-    BatchNormConfig,
     HybridConfig,
     ModelConfig,
     MuonSGDConfig,
@@ -16,6 +15,7 @@ from fasttrain.config.schema import (
     SGDConfig,
     StageConfig,
 )
+from tests.model.defaults import KERNELS, OWN
 
 SHARED: dict[str, Any] = {
     "lr": 0.5,
@@ -56,6 +56,10 @@ OF_KIND: dict[str, tuple[type[OptimizerConfig], dict[str, Any]]] = {
             "newton_schulz_dtype": "auto",
             "sgd_lr_scale": 10.0,
             "sgd_weight_decay": 1e-4,
+            "sgd_momentum": None,
+            "norm_and_bias_lr_scale": None,
+            "norm_and_bias_weight_decay": None,
+            "normalize_weights": False,
         },
     ),
     "torch": (NamedOptimizerConfig, {"name": "AdamW", "args": {}}),
@@ -73,7 +77,8 @@ def run_config(kind: str, *, epochs: int = 28, model: str = "resnet18d", **chang
         init_from=None,
         args={},
         head_init_std=None,
-        batchnorm=BatchNormConfig(zero_init_last=None, momentum=None, eps=None),
+        batchnorm=OWN,
+        kernels=KERNELS,
     )
     return SimpleNamespace(
         optimizer=schema(kind=kind, **(SHARED | own | changes)),

@@ -57,7 +57,7 @@ class RandomProblem:
         for step in steps:
             now = self.moving[step]
             # A group with a share gets it through the transition: half at the center, rising by 1 an epoch.
-            set_hyperparameters(optimizer, lr=now.lr, momentum=now.momentum, epochs_done=_epochs_of_share(now.share))
+            set_hyperparameters(optimizer, lr=now.lr, momentum=now.momentum, epochs_done=epochs_of_share(now.share))
             for param, grad in zip(params, self.grads[step], strict=True):
                 param.grad = grad.clone()
             optimizer.step()
@@ -83,7 +83,7 @@ class RandomProblem:
         return math.sqrt(squared / norm)
 
 
-def _epochs_of_share(share: float, center: float = 2.0, period: float = 1.0) -> float:
+def epochs_of_share(share: float, center: float = 2.0, period: float = 1.0) -> float:
     """Inverse of ``sgd_share``."""
     if share >= 0.5:
         return center + (share - 0.5) * period

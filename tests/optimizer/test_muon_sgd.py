@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from fasttrain.optimizer.build import hold_on_device
-from fasttrain.optimizer.muon_sgd import MuonSGD, newton_schulz, orthogonalise
+from fasttrain.optimizer.muon_sgd import MuonSGD, orthogonalise
+from fasttrain.optimizer.newton_schulz import newton_schulz
 from tests.optimizer.random_problem import RandomProblem, torch_sgd
 
 DECAYS = [0.05] * 4 + [0.01] * 2 + [0.0] * 2

@@ -12,6 +12,7 @@ from torch import nn
 
 from fasttrain.errors import ConfigError
 from fasttrain.optimizer.build import build_optimizer, hold_on_device, set_hyperparameters
+from fasttrain.optimizer.momentum_sgd import MomentumSGD
 from tests.optimizer.configs import run_config
 
 OWN = ["hybrid", "rectified_lars", "muon_sgd"]
@@ -234,6 +235,37 @@ def test_sgd_is_torchs_and_multi_tensor_on_a_cpu() -> None:
     optimizer = build_optimizer(run_config("sgd"), small_network())
     assert type(optimizer) is torch.optim.SGD
     assert (optimizer.defaults["foreach"], optimizer.defaults["fused"]) == (True, False)
+
+
+@pytest.mark.gpu
+def test_sgd_on_a_gpu_is_the_one_whose_momentum_moves_in_a_captured_step() -> None:
+    optimizer = build_optimizer(run_config("sgd"), small_network().cuda())
+    assert type(optimizer) is MomentumSGD
+    hold_on_device(optimizer)
+    held = [group[key] for group in optimizer.param_groups for key in ("lr", "momentum")]
+    set_hyperparameters(optimizer, lr=0.25, momentum=0.5, epochs_done=1.0)
+    assert [float(number) for number in held] == [0.25, 0.5] * 2
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+@pytest.mark.parametrize("first", [torch.optim.SGD, MomentumSGD])
+def test_torchs_sgd_and_the_own_one_go_on_from_each_others_state(first: Any, momentum: float) -> None:
+    def build(kind: Any, model: nn.Module) -> torch.optim.Optimizer:
+        return kind(model.parameters(), lr=0.1, momentum=momentum, weight_decay=0.01, nesterov=momentum != 0)
+
+    second = MomentumSGD if first is torch.optim.SGD else torch.optim.SGD
+    straight, handed = small_network(), small_network(seed=1)
+    optimizer, other = build(first, straight), build(second, handed)
+    for step in range(6):
+        if step == 3:
+            handed.load_state_dict(straight.state_dict())
+            other.load_state_dict(through_a_file(optimizer.state_dict()))
+        for model, chosen in ((straight, optimizer), (handed, other)):
+            if model is straight or step >= 3:
+                chosen.zero_grad()
+                model(torch.ones(4, 3, 6, 6)).square().sum().mul(0.01).backward()
+                chosen.step()
+    assert same(straight, handed)
 
 
 def test_named_optimizers_get_momentum_as_their_first_beta_and_their_arguments() -> None:

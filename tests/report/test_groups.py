@@ -12,6 +12,9 @@ from fasttrain.errors import DataError
 from fasttrain.report.facts import RunFacts
 from fasttrain.report.finished_run import Run, load_run
 from fasttrain.report.groups import HEADER, comparison, group_runs, notes, summarize, table
+from fasttrain.report.page import run_page
+from fasttrain.report.result import KEYS, LATER_KEYS
+from fasttrain.report.student_t import t_quantile
 from tests.report.conftest import TinyRun
 
 MakeFacts = Callable[..., RunFacts]
@@ -38,9 +41,14 @@ def test_mean_and_spread_by_hand() -> None:
     assert (summary.n, summary.mean, summary.median, summary.min, summary.max) == (3, 3.0, 2.0, 1.0, 6.0)
     assert summary.std == pytest.approx(7**0.5)  # squares 4 + 1 + 9 over n - 1 = 2
     assert summary.standard_error == pytest.approx((7 / 3) ** 0.5)
+    # Two degrees of freedom: t = 4.303.
+    assert summary.half_interval == pytest.approx(4.3027 * (7 / 3) ** 0.5, rel=1e-4)
+    many = summarize([0.0, 1.0] * 50)
+    assert many is not None
+    assert many.half_interval == pytest.approx(1.9842 * 0.5 * (100 / 99) ** 0.5 / 10, rel=1e-4)
     one = summarize([5.0])
     assert one is not None
-    assert one.std is None
+    assert (one.std, one.half_interval) == (None, None)
     assert summarize([None]) is None
 
 
@@ -57,6 +65,16 @@ def test_seeds_share_a_row_and_settings_part_them(make_run: Callable[..., Run]) 
     row = dict(zip(HEADER, table(groups)[0], strict=True))
     assert (row["group"], row["n"], row["seeds"], row["reached"]) == ("A", "2", "1,2", "2 of 2")
     assert row["time to target"] == "0:00:21 ± 1.4 s"
+
+
+def test_the_interval_is_the_targets_accuracy_after_the_last_epoch(make_run: Callable[..., Run]) -> None:
+    target = {"metric": "top1", "value": 90.0}
+    groups = group_runs(
+        [make_run("a", seed=1, top1=90.0, target=target), make_run("b", seed=2, top1=90.2, target=target)]
+    )
+    row = dict(zip(HEADER, table(groups)[0], strict=True))
+    # Mean 90.1, standard error 0.1, one degree of freedom: t = 12.706.
+    assert row["95% of the mean"] == "88.82 to 91.37"
 
 
 def test_the_same_settings_on_other_hardware_are_another_row(make_run: Callable[..., Run]) -> None:
@@ -129,3 +147,40 @@ def test_a_folder_of_runs_names_them(make_facts: MakeFacts) -> None:
     TinyRun(facts).whole()
     with pytest.raises(DataError, match=r"it holds 1 finished runs: fasttrain report .*run"):
         load_run(facts.run_dir.parent)
+
+
+@pytest.mark.parametrize(
+    # A printed table of the two-sided 95 % quantiles.
+    ("degrees", "quantile"),
+    [(1, 12.706), (2, 4.303), (5, 2.571), (6, 2.447), (9, 2.262), (19, 2.093), (39, 2.023), (199, 1.972)],
+)
+def test_quantiles_of_students_t(degrees: int, quantile: float) -> None:
+    assert t_quantile(degrees) == pytest.approx(quantile, abs=0.002)
+
+
+def test_means_are_given_with_their_interval(make_run: Callable[..., Run]) -> None:
+    runs = [make_run(f"run{seed}", seed=seed, seconds=float(seed)) for seed in (1, 2, 3)]
+    (group,) = group_runs(runs)
+    # 4.303 standard deviations of 1 over the root of 3 to each side of 2.
+    assert "seconds 2.000 (-0.484 to 4.484; sd 1.000)" in "\n".join(notes([group]))
+    summary = group.summary("seconds")
+    assert summary is not None
+    assert summary.half_interval == pytest.approx(2.4844, abs=1e-3)
+    assert "interval" not in "\n".join(notes(group_runs(runs[:1])))
+
+
+def test_times_of_seconds_have_hundredths(make_run: Callable[..., Run]) -> None:
+    runs = [make_run("a", seed=1, seconds_to_target=1.01), make_run("b", seed=2, seconds_to_target=1.03)]
+    row = dict(zip(HEADER, table(group_runs(runs))[0], strict=True))
+    assert row["time to target"] == "1.02 s ± 0.014 s"
+
+
+def test_a_result_of_an_older_version_is_read(make_facts: MakeFacts) -> None:
+    facts = make_facts()
+    TinyRun(facts).whole()
+    path = facts.run_dir / "report/result.json"
+    old = {key: value for key, value in json.loads(path.read_text()).items() if key in KEYS}
+    path.write_text(json.dumps(old))
+    run = load_run(facts.run_dir)
+    assert {run.result[key] for key in LATER_KEYS} == {None}
+    assert "n/a" in run_page(run)

@@ -90,6 +90,7 @@ def test_each_epoch_is_one_line_in_the_log(make_facts: MakeFacts, caplog: pytest
         "epoch 3/3 | step 16/16 | 48 px | loss 0.50 | top1 78.00 top5 96.00 | lr 0.1667 | 16 images/s | 0:00:30",
         "stage 0: 32 px, batch 16: 32 images/s",
         "stage 1: 48 px, batch 8: 16 images/s",
+        "training: 0:00:30; with the final validation: 0:00:33",
     ]
 
 

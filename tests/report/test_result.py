@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.report.facts import RunFacts
+from fasttrain.report.callback import epoch_line, seconds_line
+from fasttrain.report.facts import RunFacts, settings
+from fasttrain.report.history import History
 from fasttrain.report.result import accuracy, cost_usd, duration, wanted
 from tests.report.conftest import TinyRun, make_results
 
@@ -72,7 +74,15 @@ def test_accuracy_is_cut_not_rounded(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (1296.4, "0:21:36"), (36_000, "10:00:00")]
+    ("seconds", "text"),
+    [
+        (1.018, "1.02 s"),
+        (9.99, "9.99 s"),
+        (10, "0:00:10"),
+        (59.6, "0:01:00"),
+        (1296.4, "0:21:36"),
+        (36_000, "10:00:00"),
+    ],
 )
 def test_times_are_hours_minutes_seconds(seconds: float, text: str) -> None:
     assert duration(seconds) == text
@@ -83,3 +93,47 @@ def test_cost_is_the_price_of_the_hours() -> None:
     assert cost_usd(329.60, 157.55) == pytest.approx(14.42, abs=0.005)
     assert cost_usd(None, 157.55) is None
     assert cost_usd(329.60, None) is None
+
+
+def test_weights_and_regularisation_are_told_where_they_are_on(make_facts: MakeFacts) -> None:
+    names = {"mixup", "jsd_alpha", "augment", "weight_averaging", "batchnorm"}
+    assert not names & settings(make_facts()).keys()
+    facts = make_facts(
+        data={"augment": "rand-m9"},
+        model={"batchnorm": {"momentum": 0.2, "bias_lr_scale": 1.0, "sync": False, "recalibrate_images": 0}},
+        trainer={
+            "jsd_alpha": 12.0,
+            "mixup": {"alpha": 0.2, "cutmix_alpha": 0.0},
+            "averaging": {"kind": "swa", "from_epoch": 2.0},
+        },
+    )
+    told = settings(facts)
+    assert {name: told[name] for name in names} == {
+        "mixup": {"alpha": 0.2},
+        "augment": "rand-m9",
+        "jsd_alpha": 12.0,
+        "weight_averaging": {"kind": "swa", "from_epoch": 2.0},
+        "batchnorm": {"momentum": 0.2},
+    }
+
+
+def test_both_accuracies_stand_in_the_epochs_line(make_facts: MakeFacts) -> None:
+    first, *_ = make_results()
+    row = History().append(replace(first, raw_top1=18.5, raw_top5=58.25), seconds=1.0, wall_seconds=2.0)
+    assert "top1 20.00 top5 60.00 (raw weights: top1 18.50 top5 58.25) |" in epoch_line(row, make_facts())
+    plain = History().append(first, seconds=1.0, wall_seconds=2.0)
+    assert "raw" not in epoch_line(plain, make_facts())
+
+
+def test_the_final_validation_is_counted_where_there_was_one(make_facts: MakeFacts) -> None:
+    result = TinyRun(make_facts()).whole()
+    # Three epochs of 10 s, and the last one's validation of 3 s.
+    assert (result["seconds"], result["seconds_with_final_validation"]) == (30.0, 33.0)
+    assert seconds_line(result) == "training: 0:00:30; with the final validation: 0:00:33"
+    at_target = TinyRun(make_facts("at_target"), results=make_results()[:2]).whole()
+    assert at_target["seconds_with_final_validation"] == 23.0
+
+
+def test_the_line_names_the_views_that_count(make_facts: MakeFacts) -> None:
+    run = TinyRun(make_facts(trainer={"test_time_augmentation": "flip"}))
+    assert run.report.line(run.whole()).endswith("N=50; test-time augmentation flip")

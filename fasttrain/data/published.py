@@ -1,0 +1,139 @@
+"""Imagenette and CIFAR-10 from their published archives, a file or an address (``fasttrain prepare NAME --from``).
+
+Everything is unpacked into a hidden folder inside of the set's and moved to its place once it is complete.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fasttrain.data.archives import check_md5, check_space, fetch, is_url, locked, opened, plain_files, write_member
+from fasttrain.data.cifar10 import NAMES_FILE, RECORD_BYTES, TRAIN_FILES, VAL_FILES
+from fasttrain.errors import DataError, Problem
+
+# torchvision's datasets/imagenette.py and cifar.py; www.cs.toronto.edu/~kriz/cifar.html.
+MD5 = {
+    "imagenette2.tgz": "fe2fc210e6bb7c5664d602c3cd71e612",
+    "imagenette2-320.tgz": "3df6f0d01a2c9592104656642f5e78a3",
+    "imagenette2-160.tgz": "e793b78cc4c9e9a4ccc0c1155377a412",
+    "cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530",
+    "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
+}
+UNPACKING = ".unpacking"
+# Files of CIFAR-10's Python version, and what they become.
+PYTHON_FILES = {name.removesuffix(".bin"): name for name in (*TRAIN_FILES, *VAL_FILES)}
+PYTHON_NAMES = "batches.meta"
+# Archives of photographs grow little when they are unpacked, CIFAR-10's by a tenth.
+UNPACKED_OVER_ARCHIVE = 1.2
+
+
+def unpack_published(name: str, source: str, root: Path, *, check: Callable[[Path], object]) -> None:
+    """Lay out a set at ``root``.
+
+    Args:
+        name: ``imagenette`` or ``cifar10``.
+        source: A file, or an address that is downloaded first.
+        root: Of the set.
+        check: Raises ``DataError`` where a folder does not hold the complete set; asked before it is moved.
+
+    Raises:
+        DataError: The archive is missing, damaged, not the published one, or incomplete.
+        MachineError: No network, no room, or another process unpacks there.
+    """
+    with locked(root):
+        archive = fetch(source, root) if is_url(source) else Path(source).expanduser()
+        if not archive.is_file():
+            raise DataError(
+                Problem(f"--from {source}: no such file", f"fasttrain prepare {name}    # says where it is")
+            )
+        if archive.name in MD5:
+            check_md5(archive, MD5[archive.name])
+        check_space(root, int(archive.stat().st_size * UNPACKED_OVER_ARCHIVE))
+        unpacking = root / UNPACKING
+        shutil.rmtree(unpacking, ignore_errors=True)
+        try:
+            unpacking.mkdir()
+            (_unpack_cifar10 if name == "cifar10" else _unpack_folders)(archive, unpacking)
+            check(unpacking)
+            for entry in sorted(unpacking.iterdir()):
+                # What a process that was killed here has moved already is as whole as this.
+                if not (root / entry.name).exists():
+                    entry.rename(root / entry.name)
+        finally:
+            shutil.rmtree(unpacking, ignore_errors=True)
+        if is_url(source):
+            archive.unlink()
+
+
+def _unpack_folders(archive: Path, folder: Path) -> None:
+    """The files of ``train/`` and ``val/``, which lie in one folder of the archive."""
+    with opened(archive) as tar:
+        for member, path in plain_files(tar, str(archive)):
+            inside = path.parts[1:]
+            if len(inside) < 2 or inside[0] not in ("train", "val") or path.name.startswith("."):
+                continue
+            target = folder.joinpath(*inside)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_member(tar, member, target)
+
+
+def _unpack_cifar10(archive: Path, folder: Path) -> None:
+    """The binary files, from the binary or from the Python version."""
+    with opened(archive) as tar:
+        for member, path in plain_files(tar, str(archive)):
+            if path.name in (*TRAIN_FILES, *VAL_FILES, NAMES_FILE):
+                write_member(tar, member, folder / path.name)
+            elif path.name in (*PYTHON_FILES, PYTHON_NAMES):
+                source = tar.extractfile(member)
+                assert source is not None  # of a plain file it never is
+                content = _unpickle(source.read(), f"{archive}, {member.name}")
+                _convert(content, folder, path.name, f"{archive}, {member.name}")
+
+
+def _convert(content: Any, folder: Path, name: str, source: str) -> None:
+    """Write one file of the Python version as the binary version has it."""
+    try:
+        if name == PYTHON_NAMES:
+            names = [label.decode("ascii") for label in content[b"label_names"]]
+            (folder / NAMES_FILE).write_text("\n".join(names) + "\n", encoding="ascii")
+            return
+        labels, pixels = np.array(content[b"labels"], dtype=np.uint8), content[b"data"]
+        if pixels.dtype != np.uint8 or pixels.shape != (len(labels), RECORD_BYTES - 1):
+            raise ValueError(f"pixels of shape {pixels.shape}")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DataError(Problem(f"{source} is not a file of CIFAR-10's Python version: {error!r}")) from error
+    np.concatenate([labels[:, None], pixels], axis=1).tofile(folder / PYTHON_FILES[name])
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Makes arrays, numbers, text, lists and dicts, and calls nothing else that a file names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}:
+            return super().find_class(module, name)
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return importlib.import_module("numpy._core.multiarray")._reconstruct
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _unpickle(content: bytes, source: str) -> Any:
+    import io
+
+    try:
+        return _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
+    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, AttributeError, ImportError) as error:
+        raise DataError(Problem(f"{source} is not a file of CIFAR-10's Python version: {error}")) from error
+
+
+def is_laid_out(name: str, root: Path) -> bool:
+    """Whether something of the set's own lies at ``root``."""
+    wanted = (TRAIN_FILES[0], VAL_FILES[0]) if name == "cifar10" else ("train", "val")
+    return all(os.path.exists(root / entry) for entry in wanted)

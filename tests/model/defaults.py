@@ -1,0 +1,15 @@
+"""Options that leave a network as its library builds it: conf/model's defaults."""
+
+from fasttrain.config.schema import BatchNormConfig, KernelsConfig
+
+OWN = BatchNormConfig(
+    zero_init_last=None,
+    momentum=None,
+    eps=None,
+    ghost_size=None,
+    frozen_scale=None,
+    bias_lr_scale=1.0,
+    sync=False,
+    recalibrate_images=0,
+)
+KERNELS = KernelsConfig(stem="auto", batchnorm="auto", max_pool="auto", norm_relu_pool="auto")

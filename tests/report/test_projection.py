@@ -1,0 +1,98 @@
+"""Projected times: the arithmetic by hand, and what the files and settings must be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fasttrain.cli import main
+from fasttrain.config.schema import StageConfig
+from fasttrain.errors import DataError
+from fasttrain.report.projection import project, rate_at, read_rates
+from fasttrain.stages import build_plan
+
+
+def write_rates(path: Path, *figures: tuple[str, str, float]) -> Path:
+    rows = [{"name": name, "unit": unit, "n": 1, "median": m, "min": m, "max": m} for name, unit, m in figures]
+    path.write_text(json.dumps({"figures": rows}))
+    return path
+
+
+def test_a_rate_between_measured_ones_is_a_line_of_seconds_over_pixels() -> None:
+    rates = {100: 1000.0, 200: 250.0}
+    assert rate_at(100, rates) == (1000.0, "measured")
+    # (150^2 - 100^2) / (200^2 - 100^2) = 12500 / 30000 of the way from 1 ms to 4 ms: 2.25 ms.
+    rate, known = rate_at(150, rates)
+    assert rate == pytest.approx(1000 / 2.25)
+    assert known == "interpolated between 100 and 200 px"
+    assert rate_at(400, rates) == (62.5, "extrapolated from 200 px")
+    assert rate_at(50, rates) == (4000.0, "extrapolated from 100 px")
+
+
+def test_the_time_of_a_plan_by_hand() -> None:
+    stages = [
+        StageConfig(epochs=2, px=96, min_area=0.25, batch_size=40, val_px=96),
+        StageConfig(epochs=1, px=128, min_area=0.25, batch_size=20, val_px=128),
+    ]
+    plan = build_plan(stages, num_train=100, world_size=1, device_batch_size=None, steps_per_stage=None)
+    low, high = project(plan, {96: 24.0, 128: 10.0})
+    # 2 epochs of 3 x 40 images, 1 of 5 x 20.
+    assert (low.images, low.seconds) == (240, 10.0)
+    assert (high.images, high.seconds) == (100, 10.0)
+
+
+def test_rates_are_the_steps_without_an_arm(tmp_path: Path) -> None:
+    path = write_rates(
+        tmp_path / "rates.json",
+        ("step, 96 px, batch 2048", "images/s", 36000.0),
+        ("step, 96 px, batch 2048", "ms", 57.0),
+        ("bare loop, 96 px, batch 2048", "images/s", 37000.0),
+        ("128 px, batch 2048", "images/s", 21000.0),
+        ("96 px, batch 2048, 2 GPUs", "images/s", 70000.0),
+    )
+    assert read_rates(path) == {96: 36000.0, 128: 21000.0}
+
+
+STEP = "step, 96 px, batch"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("nothing", "cannot be read as figures"),
+        ({"figures": []}, "no figure in images/s"),
+        ([(f"{STEP} 64", 1.0), (f"{STEP} 32", 2.0)], "96 px has two rates"),
+        ([(f"{STEP} 64, sgd", 1.0), (f"{STEP} 64, hybrid", 2.0)], "rates of several arms: sgd, hybrid"),
+        ([(f"{STEP} 64", 0.0)], "none above 0"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, content: Any, said: str) -> None:
+    path = tmp_path / "rates.json"
+    if isinstance(content, list):
+        write_rates(path, *((name, "images/s", rate) for name, rate in content))
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(DataError, match=said):
+        read_rates(path)
+
+
+def test_the_command_prints_time_and_cost_on_one_and_eight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_rates(tmp_path / "rates.json", ("step, 96 px, batch 2048", "images/s", 36000.0))
+    settings = ["recipe=resnet50_dawnbench", "stages=[{epochs: 9, px: 96, min_area: 0.25, batch_size: 10, val_px: 96}]"]
+    settings += ["data.num_train=1000000", "schedule.warmup_epochs=1", "report.cost_per_hour=36"]
+    assert main(["report", "--project", *settings, "--rates", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "resnet50_dawnbench: projected from measured images/s, not trained"
+    # 9,000,000 images at 36,000 a second: 250 s, 31.25 s on eight; $36 an hour is a cent a second.
+    assert lines[2].split() == ["0", "9", "96", "36,000", "0:04:10", "0:00:31", "measured"]
+    assert lines[3].split() == ["all", "9", "0:04:10", "0:00:31"]
+    assert lines[4].split() == ["cost", "$2.50", "$2.50"]
+
+
+def test_flags_that_do_not_go_together() -> None:
+    for arguments in (["--project", "recipe=quickstart"], ["--rates", "x.json"], []):
+        with pytest.raises(SystemExit):
+            main(["report", *arguments])

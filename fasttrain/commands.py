@@ -165,7 +165,7 @@ def report_command(arguments: Sequence[str]) -> int:
 
 
 def bench_command(arguments: Sequence[str]) -> int:
-    """``fasttrain bench data|step recipe=NAME key=value ... [flags]``, ``bench ddp --model NAME``, ``bench cluster``."""
+    """``fasttrain bench data|step recipe=NAME key=value ... [flags]``, ``bench ddp ...``, ``bench cluster ...``."""
     from fasttrain.bench import command
 
     return command.bench_command(arguments)

@@ -82,7 +82,6 @@ class AcceleratedDDPStrategy(DDPStrategy):
             self.settings,
             detect_topology(),
             timeout=self._timeout or timedelta(minutes=30),
-            steps_left=self._steps_left(),
         )
         self._session.ddp.build_stream = side
         self._session.remember(self._saved)
@@ -96,6 +95,9 @@ class AcceleratedDDPStrategy(DDPStrategy):
         # Several batches may be accumulated into one step: nothing is exchanged in its middle.
         if trainer.global_step == self._last_step:
             return
+        if self._last_step < 0:
+            # Now, not when the module was wrapped: a resume has set the position meanwhile.
+            self._session.steps_left = self._steps_left()
         interrupted = self._evaluated or trainer.current_epoch != self._last_epoch
         self._last_step, self._last_epoch, self._evaluated = trainer.global_step, trainer.current_epoch, False
         self._session.before_step(trainer.global_step, shape_of(module, batch), interrupted=interrupted)

@@ -44,7 +44,6 @@ class CommSession:
         settings: The user's.
         topology: Of the ranks.
         timeout: Of collectives.
-        steps_left: Steps of the run; None where it is not known.
 
     Raises:
         ConfigError: Several streams over NCCL, without ``allow_concurrent_nccl``.
@@ -52,6 +51,7 @@ class CommSession:
     Attributes:
         ddp: The object under its plan.
         note: Why the plan is what it is.
+        steps_left: Steps of the run, as far as its owner knows before the first one; too few are not tuned.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class CommSession:
         topology: Topology,
         *,
         timeout: timedelta,
-        steps_left: int | None = None,
     ) -> None:
         self.ddp = PlannedDDP(wrapped, arguments, topology, timeout)
         self.note = "not tuned yet"
-        self._settings, self._topology, self._steps_left = settings, topology, steps_left
+        self.steps_left: int | None = None
+        self._settings, self._topology = settings, topology
         self._group: dist.ProcessGroup = wrapped.process_group
         self._device = self.ddp.device
         self._backend = str(dist.get_backend(self._group))
@@ -234,8 +234,8 @@ class CommSession:
         reason = why_not_rewrapped(self.ddp.wrapped)
         if reason is not None:
             return f"not tuned: {reason}"
-        if self._steps_left is not None and self._steps_left < 2 * self._settings.tune_budget_steps:
-            return f"not tuned: {self._steps_left} steps are too few"
+        if self.steps_left is not None and self.steps_left < 2 * self._settings.tune_budget_steps:
+            return f"not tuned: {self.steps_left} steps are too few"
         return None
 
     def _several_streams(self) -> bool:

@@ -47,6 +47,10 @@ def test_a_step_on_a_cpu_is_called_as_it_is(ranks: list[dict[str, Any]]) -> None
     assert (ranks[0]["calls"], ranks[0]["why_not_captured"]) == (1, "its inputs are not on a GPU")
 
 
+def test_an_object_that_is_compiled_as_a_whole_stays_stock(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["compiled"] == "stock DDP"
+
+
 def test_off_leaves_ddp_as_torch_makes_it(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["after_off"] == "stock DDP"
 

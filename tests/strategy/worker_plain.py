@@ -59,6 +59,10 @@ def main(out: str) -> None:
     calls: list[int] = []
     captured = fasttrain.accelerate.capture(lambda tensor: calls.append(1))
     captured(torch.zeros(1))
+    compiled = DDP(network())
+    call = torch.compile(compiled, backend="eager")
+    for step in range(3):
+        call(images(step)).square().mean().backward()
     fasttrain.accelerate.off()
     plain, stock = loop()
     # Stock DDP itself crashes where a static graph's first backward pass is not reduced.
@@ -74,6 +78,7 @@ def main(out: str) -> None:
         "refused": refused,
         "calls": len(calls),
         "why_not_captured": captured.why_not,
+        "compiled": fasttrain.accelerate.plan_of(compiled),
         "after_off": fasttrain.accelerate.plan_of(plain),
     }
     Path(out).write_text(json.dumps(facts))

@@ -39,8 +39,8 @@ class CapturedCall:
 
     Args:
         step: Takes tensors and trains one step: zeroes gradients in place (``set_to_none=False``), forward,
-            backward, update with an optimizer that can be captured. It must not read values back. What it returns
-            is overwritten by the next call.
+            backward, update with an optimizer that can be captured (``capturable=True``); under autocast with
+            ``cache_enabled=False``. It must not read values back. What it returns is overwritten by the next call.
         prepare: Takes the stream; ``None`` as long as steps may still change, else what stands against a capture,
             ``""`` for nothing.
     """

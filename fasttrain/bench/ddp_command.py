@@ -33,8 +33,9 @@ def run_ddp(arguments: Sequence[str]) -> None:
     from fasttrain.bench.ddp import CLOCK, bench_ddp
 
     device = torch.device("cpu")
-    if torch.cuda.device_count() > world.local_rank:
-        device = torch.device("cuda", world.local_rank)
+    if torch.cuda.is_available():
+        # A launcher may show each rank its own GPU alone.
+        device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     measured = bench_ddp(flags, world, device, lambda text: print(text, flush=True))
     if world.rank != 0:

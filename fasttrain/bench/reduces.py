@@ -30,8 +30,8 @@ WARMUP, TIMED = 2, 7
 def main() -> None:
     """Measure every size over every number of streams."""
     device = torch.device("cpu")
-    if torch.cuda.device_count() > int(os.environ.get("LOCAL_RANK", "0")):
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     timeout = timedelta(minutes=5)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)

@@ -114,6 +114,8 @@ def choose_sockets(environ: MutableMapping[str, str]) -> SocketChoice:
     if reason is not None:
         return SocketChoice(None, reason)
     ranks = Meeting(environ)
+    if ranks.rank == 0:
+        log.info("probing NCCL's sockets and threads, about 10 s for each of %d pairs of numbers", 1 + len(TRIED))
     times = {numbers: probe(numbers, environ, ranks) for numbers in (None, *TRIED)}
     choice = best_choice(times)
     environ.update(choice.variables())

@@ -25,6 +25,7 @@ USAGE = """usage: fasttrain COMMAND ...
   eval CKPT --root PATH              accuracy of a checkpoint
   report RUN_DIR [RUN_DIR ...]       one run's page, or several runs compared
   bench data|step recipe=NAME ...    images/s of the data path's parts, or of the training step
+  bench ddp --model NAME ...         stock DDP against accelerated DDP, under torchrun
 """
 
 
@@ -134,7 +135,8 @@ def report_command(arguments: Sequence[str]) -> int:
     """``fasttrain report RUN_DIR [RUN_DIR ...]``, or ``--project recipe=NAME --rates FILE``."""
     parser = argparse.ArgumentParser(
         prog="fasttrain report",
-        description="One run's page, several compared, or the projected time of a recipe that was not run.",
+        description="One run's page, several compared, or the projected time of a recipe that was not run; or "
+        "records of bench ddp (JSON files).",
     )
     parser.add_argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="write the comparison as a page")
@@ -151,6 +153,11 @@ def report_command(arguments: Sequence[str]) -> int:
         return 0
     if not flags.run_dirs or flags.rates:
         parser.error("RUN_DIR [RUN_DIR ...] or --project recipe=NAME --rates FILE was expected")
+    if all(path.suffix == ".json" for path in flags.run_dirs):
+        from fasttrain.report.ddp_records import report_ddp
+
+        print(report_ddp(flags.run_dirs, out=flags.out))
+        return 0
     from fasttrain.report.compare import report_runs
 
     print(report_runs(flags.run_dirs, out=flags.out, json_file=flags.json))
@@ -158,7 +165,7 @@ def report_command(arguments: Sequence[str]) -> int:
 
 
 def bench_command(arguments: Sequence[str]) -> int:
-    """``fasttrain bench data|step recipe=NAME key=value ... [flags]``."""
+    """``fasttrain bench data|step recipe=NAME key=value ... [flags]``, ``bench ddp ...``, ``bench cluster ...``."""
     from fasttrain.bench import command
 
     return command.bench_command(arguments)

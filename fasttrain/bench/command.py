@@ -1,4 +1,4 @@
-"""``fasttrain bench data|step``: from the words of the command line to printed tables and the record.
+"""``fasttrain bench data|step|ddp``: from the words of the command line to printed tables and the record.
 
 Imports no torch before all words and settings have been checked.
 """
@@ -18,9 +18,13 @@ from fasttrain.report.files import write_json
 from fasttrain.strategy.world import World
 
 USAGE = """usage: fasttrain bench BENCH recipe=NAME [key=value ...] [flags]
+       fasttrain bench ddp --model NAME [flags]
+       fasttrain bench cluster [flags]
 
   data     images/s of each part of the data path, beside what the training step needs
   step     images/s, ms, roofline and memory of the training step
+  ddp      eleven networks in stock DDP against accelerated DDP; under torchrun
+  cluster  a training step on a cluster that is not here, simulated
 
 fasttrain bench BENCH --help lists the flags.
 """
@@ -103,4 +107,23 @@ def publish(
         print(f"record: {json}")
 
 
-BENCHES: dict[str, Callable[[Sequence[str]], None]] = {"data": data_command, "step": step_command}
+def ddp_command(arguments: Sequence[str]) -> None:
+    """``fasttrain bench ddp``."""
+    from fasttrain.bench.ddp_command import run_ddp
+
+    run_ddp(arguments)
+
+
+def cluster_command(arguments: Sequence[str]) -> None:
+    """``fasttrain bench cluster``."""
+    from fasttrain.bench.cluster import run_cluster
+
+    run_cluster(arguments)
+
+
+BENCHES: dict[str, Callable[[Sequence[str]], None]] = {
+    "data": data_command,
+    "step": step_command,
+    "ddp": ddp_command,
+    "cluster": cluster_command,
+}

@@ -229,8 +229,29 @@ class PolynomialScheduleConfig(ScheduleConfig):
 
 @dataclass(frozen=True)
 class StrategyConfig:
-    kind: str = option("auto", "single", "ddp")
+    """What every strategy has; the accelerated one's own class adds to it."""
+
+    kind: str = option("auto", "single", "ddp", "accelerated_ddp")
     timeout_s: int = number(ge=10, unit="seconds that a collective may take", example="1800")
+
+
+@dataclass(frozen=True)
+class AcceleratedDDPConfig(StrategyConfig):
+    streams: int | None = number(ge=1, le=8, unit="process groups at once", example="4")
+    bucket_mb: float | None = number(ge=0.0625, le=4096, unit="MiB", example="4")
+    split_mb: float | None = number(ge=0.0625, le=4096, unit="MiB", example="1")
+    hierarchical: str = choice("auto", "true", "false")
+    wire_dtype: str = choice("none", "bf16", "fp16")
+    sync_buffers: str = choice("eval", "step")
+    autotune: bool = text("true")
+    # A whole tuning: 5 steps of warm-up, ten arms and then four of six steps each, a final of 32.
+    tune_budget_steps: int = number(ge=121, le=100_000, unit="steps", example="128")
+    min_gain_frac: float = number(ge=0, le=0.5, unit="share of stock DDP's step", example="0.03")
+    drift_frac: float = number(ge=0.01, le=10, unit="share of the tuned step", example="0.1")
+    tune_cache: str | None = path("plans.json")
+    nccl_sockets: str = choice("auto", "off")
+    allow_concurrent_nccl: bool = text("false")
+    verify_every_steps: int = number(ge=0, le=1_000_000, unit="steps; 0: never", example="500")
 
 
 @dataclass(frozen=True)
@@ -313,5 +334,11 @@ OPTIONS: dict[str, dict[str, type]] = {
         "cosine": ScheduleConfig,
         "step": StepScheduleConfig,
         "polynomial": PolynomialScheduleConfig,
+    },
+    "strategy": {
+        "auto": StrategyConfig,
+        "single": StrategyConfig,
+        "ddp": StrategyConfig,
+        "accelerated_ddp": AcceleratedDDPConfig,
     },
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fasttrain.config.schema import RunConfig
+from pathlib import Path
+
+from fasttrain.config.schema import AcceleratedDDPConfig, RunConfig
 from fasttrain.errors import ConfigError, MachineError, Problem
 from fasttrain.strategy.world import World
 
@@ -18,6 +20,25 @@ def check(config: RunConfig) -> list[Problem]:
                 "strategy=ddp",
             )
         )
+    if isinstance(config.strategy, AcceleratedDDPConfig):
+        problems += _check_accelerated(config.strategy, deterministic=config.deterministic)
+    return problems
+
+
+def _check_accelerated(strategy: AcceleratedDDPConfig, *, deterministic: bool) -> list[Problem]:
+    problems = []
+    stock = {"streams": None, "bucket_mb": None, "split_mb": None, "wire_dtype": "none"}
+    changed = [
+        f"strategy.{key}={getattr(strategy, key)}" for key, value in stock.items() if getattr(strategy, key) != value
+    ]
+    if strategy.hierarchical == "true":
+        changed.append("strategy.hierarchical=true")
+    if deterministic and changed:
+        what = f"deterministic=true keeps communication as in stock DDP, but {', '.join(changed)}"
+        problems.append(Problem(what, "deterministic=false, or strategy=ddp"))
+    if strategy.tune_cache is not None and Path(strategy.tune_cache).is_dir():
+        folder = f"strategy.tune_cache={strategy.tune_cache}"
+        problems.append(Problem(f"{folder}: a folder, expected a file", f"{folder}/plans.json"))
     return problems
 
 

@@ -22,6 +22,7 @@ from fasttrain.model.recalibrate import recalibrate
 from fasttrain.optimizer.build import build_optimizer, set_hyperparameters
 from fasttrain.schedule.schedule import Schedule
 from fasttrain.stages import EpochPlan, Plan
+from fasttrain.strategy.accelerated import AcceleratedDDPStrategy
 from fasttrain.trainer.accuracy import Accuracies, Validation, accuracies
 from fasttrain.trainer.averaging import WeightAverage
 from fasttrain.trainer.compiled import compiled_graphs
@@ -125,6 +126,16 @@ class ClassifierModule(LightningModule):
     def epoch_plan(self) -> EpochPlan:
         """The row of the plan that is being trained."""
         return self.plan.epochs[self.trainer.current_epoch]
+
+    @property
+    def step_shape(self) -> int:
+        """What decides how long a step takes, for a strategy that compares steps: the stage."""
+        return self.epoch_plan.stage
+
+    @property
+    def steps_left(self) -> int:
+        """Steps that are still to be trained, for a strategy that spends some of them on comparisons."""
+        return self.plan.total_steps - self.step
 
     # --- what Lightning asks for ---
 
@@ -407,6 +418,9 @@ class ClassifierModule(LightningModule):
     def step_notes(self) -> dict[str, str]:
         """How steps were run, label to text; a graph compiled after the clock started is said aloud."""
         notes = {"captured_step": "yes" if self.step_runner.captured else f"no: {self.why_not_captured}"}
+        strategy = self.trainer.strategy
+        if isinstance(strategy, AcceleratedDDPStrategy) and strategy.session is not None:
+            notes["communication"] = strategy.session.describe()
         if self.warmed_up is not None and self.config.trainer.compile:
             late = compiled_graphs() - self.warmed_up.total_graphs
             notes["compiled_graphs"] = (

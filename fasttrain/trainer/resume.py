@@ -15,6 +15,7 @@ from fasttrain.config.flat import OF_THE_PROCESS, config_diff
 from fasttrain.data.scan import Scan
 from fasttrain.errors import ConfigError, DataError, FasttrainError, Problem
 from fasttrain.stages import Plan
+from fasttrain.strategy.accelerated import AcceleratedDDPStrategy
 from fasttrain.trainer.module import ClassifierModule
 
 log = logging.getLogger("fasttrain")
@@ -237,6 +238,8 @@ class Resume(Callback):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if callback.state_key in content["callbacks"]:
                 callback.load_state_dict(content["callbacks"][callback.state_key])
+        if isinstance(trainer.strategy, AcceleratedDDPStrategy):
+            trainer.strategy.use_plan_of(content)
         pl_module.resume_at(step, content["fasttrain_epoch_state"])
         set_position(trainer, pl_module.plan, step)
         self.content = {}

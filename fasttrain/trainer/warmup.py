@@ -12,6 +12,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fasttrain.data.batch import Batch
 from fasttrain.errors import MachineError, Problem
+from fasttrain.trainer.captured_tuning import choose_captured_plan
 from fasttrain.trainer.compiled import compiled_graphs
 from fasttrain.trainer.meters import LossMeter
 from fasttrain.trainer.module import MAX_STEPS_TOGETHER, SECONDS_TOGETHER, ClassifierModule, WarmedUp
@@ -39,6 +40,11 @@ class WarmUp(Callback):
         pl_module.loss_meter = LossMeter(device)
         captures = wants_capture(pl_module)
         try:
+            if captures:
+                # Between captured steps nothing can be exchanged any more: their graphs hold DDP's buckets.
+                shape = next(iter(shapes_ahead(pl_module)))
+                with explain_out_of_memory("training", shape.px, shape.size // pl_module.objective.num_views):
+                    choose_captured_plan(trainer, pl_module, shape, training_batch(pl_module, shape))
             for shape, stages in shapes_ahead(pl_module).items():
                 with explain_out_of_memory("training", shape.px, shape.size // pl_module.objective.num_views):
                     if captures:

@@ -1,0 +1,196 @@
+"""What ``fasttrain bench ddp`` takes on its command line. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fasttrain.errors import ConfigError, MachineError, Problem
+from fasttrain.strategy.settings import CommSettings
+
+COMMAND_LINE = "command line"
+
+# The eleven of the article; their networks are in fasttrain.bench.ddp_models.
+MODEL_NAMES = (
+    "alexnet",
+    "resnet18",
+    "resnet50",
+    "vgg16",
+    "timm_vovnet",
+    "timm_vision_transformer",
+    "pytorch_unet",
+    "hf_Bart",
+    "hf_Bert",
+    "speech_transformer",
+    "tts_angular",
+)
+# Not the article's: 26 MiB of gradients and little to compute, for slow networks (fasttrain.bench.network).
+OTHER_NAMES = ("layers_26mib",)
+PRECISIONS = ("amp", "bf16", "fp32")
+STRATEGIES = ("ddp", "accelerated_ddp")
+# What may be put behind a strategy: ddp+compile.
+EXTRAS = ("compile", "capture")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of running a training step.
+
+    Attributes:
+        strategy: One of STRATEGIES.
+        compile: Whether the network is compiled.
+        capture: Whether the step is replayed as a CUDA graph.
+    """
+
+    strategy: str
+    compile: bool
+    capture: bool
+
+    def __str__(self) -> str:
+        return "+".join([self.strategy, *(name for name in EXTRAS if getattr(self, name))])
+
+
+@dataclass(frozen=True)
+class DDPFlags:
+    """Of ``fasttrain bench ddp``.
+
+    Attributes:
+        models: Of MODEL_NAMES.
+        precision: ``amp`` (fp16 autocast with a loss scaler), ``bf16`` or ``fp32``.
+        batch_size: Of one rank; None for the article's.
+        arms: The first one is the baseline.
+        steps: Timed, of each repeat.
+        repeats: Measurements of each arm, which take turns.
+        settings: Of accelerated_ddp.
+        json: Where the record goes.
+    """
+
+    models: tuple[str, ...]
+    precision: str
+    batch_size: int | None
+    arms: tuple[Arm, ...]
+    steps: int
+    repeats: int
+    settings: dict[str, Any]
+    json: Path | None
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong as the rest of the program does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(Problem(message, f"{self.prog} --help", COMMAND_LINE))
+
+
+def read_ddp_flags(arguments: Sequence[str]) -> DDPFlags:
+    """The command line of ``fasttrain bench ddp``.
+
+    Raises:
+        ConfigError: With all flags that are wrong.
+        MachineError: ``--json`` names a folder.
+    """
+    given = _parser().parse_intermixed_args(list(arguments))
+    problems: list[Problem] = []
+    names = MODEL_NAMES if given.model == "all" else tuple(dict.fromkeys(given.model.split(",")))
+    for name in names:
+        if name not in (*MODEL_NAMES, *OTHER_NAMES):
+            close = difflib.get_close_matches(name, (*MODEL_NAMES, *OTHER_NAMES), n=1)
+            fix = f"--model {close[0]}" if close else f"all, or some of {','.join(MODEL_NAMES)}"
+            problems.append(Problem(f"--model {name}: there is no such model", fix, COMMAND_LINE))
+    arms = tuple(dict.fromkeys(_arm(word, problems) for word in given.strategy.split(",")))
+    counts = {
+        flag: _count(flag, getattr(given, flag), low, problems)
+        for flag, low in (("steps", 4), ("repeats", 1), ("batch_size", 1))
+    }
+    settings = _settings(given.settings, problems)
+    if given.json is not None and given.json.is_dir():
+        raise MachineError(Problem(f"--json {given.json}: a folder, expected a file", f"--json {given.json}/ddp.json"))
+    if problems:
+        raise ConfigError(problems)
+    return DDPFlags(
+        models=names,
+        precision=given.precision,
+        batch_size=counts["batch_size"],
+        arms=arms,
+        steps=counts["steps"] or 4,
+        repeats=counts["repeats"] or 1,
+        settings=settings,
+        json=given.json,
+    )
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="fasttrain bench ddp",
+        usage="python -m torch.distributed.run --nproc-per-node N -m fasttrain bench ddp --model NAME [flags]",
+        description="Step times of the article's eleven networks, stock DDP against accelerated DDP.",
+        allow_abbrev=False,
+    )
+    names = [field.name for field in fields(CommSettings)]
+    add = parser.add_argument
+    add("settings", nargs="*", metavar="key=value", help=f"settings of accelerated_ddp: {', '.join(names)}")
+    add("--model", required=True, help=f"all, or some of {','.join((*MODEL_NAMES, *OTHER_NAMES))}")
+    add("--precision", choices=PRECISIONS, default="amp", help="amp: fp16 autocast with a loss scaler (default: amp)")
+    add("--batch-size", help="of one rank (default: the article's)")
+    add(
+        "--strategy",
+        default="ddp,accelerated_ddp",
+        help="ways to compare, the first is the baseline; +compile, +capture behind any (default: ddp,accelerated_ddp)",
+    )
+    add("--steps", default="50", help="timed steps of a repeat (default: 50)")
+    add("--repeats", default="3", help="measurements of each way, which take turns (default: 3)")
+    add("--json", type=Path, metavar="FILE", help="write the record to this file")
+    return parser
+
+
+def _arm(word: str, problems: list[Problem]) -> Arm:
+    strategy, *extras = word.split("+")
+    if strategy not in STRATEGIES or not set(extras) <= set(EXTRAS):
+        expected = f"expected {' or '.join(STRATEGIES)}, with +{' or +'.join(EXTRAS)} behind it or not"
+        problems.append(Problem(f"--strategy {word}: {expected}", "--strategy ddp,accelerated_ddp", COMMAND_LINE))
+    return Arm(strategy, "compile" in extras, "capture" in extras)
+
+
+def _count(flag: str, text: str | None, low: int, problems: list[Problem]) -> int | None:
+    if text is None:
+        return None
+    if text.isdigit() and low <= int(text) <= 1_000_000:
+        return int(text)
+    name = f"--{flag.replace('_', '-')}"
+    problems.append(Problem(f"{name} {text}: expected a whole number of at least {low}", f"{name} 32", COMMAND_LINE))
+    return None
+
+
+def _settings(words: Sequence[str], problems: list[Problem]) -> dict[str, Any]:
+    known = {field.name: str(field.type) for field in fields(CommSettings)}
+    settings: dict[str, Any] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            fix = f"{close[0]}=VALUE" if close else ", ".join(known)
+            problems.append(Problem(f"{word}: there is no such setting of accelerated_ddp", fix, COMMAND_LINE))
+            continue
+        try:
+            settings[name] = _value(text, known[name])
+        except ValueError:
+            problems.append(Problem(f"{word}: expected a value of type {known[name]}", "", COMMAND_LINE))
+    try:
+        CommSettings(**settings)
+    except ConfigError as error:
+        problems += [problem for problem in error.problems if isinstance(problem, Problem)]
+    return settings
+
+
+def _value(text: str, kind: str) -> Any:
+    if text == "null" and "None" in kind:
+        return None
+    if kind.startswith("bool"):
+        if text not in ("true", "false"):
+            raise ValueError(text)
+        return text == "true"
+    return int(text) if kind.startswith("int") else float(text) if kind.startswith("float") else text

@@ -15,10 +15,12 @@ from torch import nn
 
 from fasttrain.config.compose import ComposedRun
 from fasttrain.config.schema import RunConfig
+from fasttrain.data.digest import digest_of
 from fasttrain.data.path import DataPath, build_data_path
 from fasttrain.data.policy import num_views
 from fasttrain.data.preprocess import Normalize, preprocessing_description
 from fasttrain.data.scan import Scan
+from fasttrain.errors import FasttrainError, Stopped
 from fasttrain.model.batchnorm import synchronised
 from fasttrain.model.build import build_model
 from fasttrain.report.callback import ReportCallback
@@ -142,6 +144,7 @@ def build(
         "preprocessing": preprocessing_description(config),
         "recipe": config.recipe,
         "classes": list(images.classes),
+        "images": digest_of(images),
         "skipped_files": [os.path.relpath(path, images.root) for path, _ in images.skipped],
     }
     callbacks: list[Callback] = [
@@ -237,6 +240,11 @@ def fit(parts: Parts) -> None:
             callbacks=parts.callbacks,
             progress_bar=on_terminal,
         )
+    except Exception as error:
+        # A compiler that the same signal has ended, for one: what was told to stop has not failed.
+        if parts.signals.requested is not None and not isinstance(error, FasttrainError):
+            raise Stopped("stopped by a signal before the next step", parts.signals.exit_code()) from error
+        raise
     finally:
         parts.signals.restore()
         parts.data.close()

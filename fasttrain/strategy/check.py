@@ -12,6 +12,8 @@ from fasttrain.strategy.world import World
 def check(config: RunConfig) -> list[Problem]:
     """Rules between keys that need no library: one rank cannot be asked to talk to others."""
     problems = []
+    if config.trainer.capture == "true" and config.trainer.accelerator == "cpu":
+        problems.append(_no_capture_on_cpu())
     ranks = config.trainer.devices * config.trainer.num_nodes
     if config.strategy.kind == "single" and ranks > 1:
         problems.append(
@@ -62,9 +64,7 @@ def choose_accelerator(config: RunConfig, world: World) -> str:
                 )
             )
         if config.trainer.capture == "true":
-            raise ConfigError(
-                Problem("trainer.capture=true needs a GPU: only there is a step a CUDA graph", "trainer.capture=auto")
-            )
+            raise ConfigError(_no_capture_on_cpu())
         return "cpu"
     if count == 0:
         raise MachineError(
@@ -81,3 +81,7 @@ def choose_accelerator(config: RunConfig, world: World) -> str:
             )
         )
     return "gpu"
+
+
+def _no_capture_on_cpu() -> Problem:
+    return Problem("trainer.capture=true needs a GPU: only there is a step a CUDA graph", "trainer.capture=auto")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch._dynamo
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.exc import InductorError
 
 from fasttrain.config.schema import RunConfig
+from fasttrain.errors import MachineError, Problem
 from fasttrain.trainer.objective import Objective
 
 _kept: tuple[str, Objective] | None = None
@@ -36,6 +43,25 @@ def compile_objective(objective: Objective, config: RunConfig, *, num_shapes: in
     objective.compile(dynamic=False)
     _kept = (key, objective)
     return objective
+
+
+@contextmanager
+def explain_failed_compilation() -> Iterator[None]:
+    """Turn the compiler's failure into words: one that was killed leaves broken files, which fail again and again.
+
+    Raises:
+        MachineError: torch.compile failed.
+    """
+    try:
+        yield
+    except (InductorError, BackendCompilerFailed) as error:
+        folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "torch's folder of compiled kernels"
+        raise MachineError(
+            Problem(
+                f"torch.compile failed: {' '.join(str(error).split())[:300]}",
+                f"after a compilation that was killed remove its broken files, rm -r {folder}; or trainer.compile=false",
+            )
+        ) from error
 
 
 def compiled_graphs() -> int:

@@ -12,6 +12,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fasttrain.config.compose import load_run
 from fasttrain.config.flat import OF_THE_PROCESS, config_diff
+from fasttrain.config.yaml_text import flow
+from fasttrain.data.digest import digest_of
 from fasttrain.data.scan import Scan
 from fasttrain.errors import ConfigError, DataError, FasttrainError, Problem
 from fasttrain.stages import Plan
@@ -119,13 +121,14 @@ def check_resume(
         force: Accept other model and data settings.
 
     Raises:
-        DataError: The data's classes are others, so that labels would be shifted; other files are left out.
+        DataError: The data's classes or images are others, so that labels would be shifted; other files are left out.
         ConfigError: Model or data settings differ (unless ``force``), or the epochs behind the checkpoint's
             position are other ones in this plan.
     """
     header = content["fasttrain"]
     check_classes(header, path, images, fix="give data.root the data set on which it was trained")
     _check_skipped(header, path, images)
+    _check_images(header, path, images, force=force)
     differences = [
         (key, old, new)
         for key, old, new in config_diff(load_run(header["config"], older=True).values, config)
@@ -144,7 +147,7 @@ def check_resume(
             )
         )
     refused = [
-        Problem(f"{key} was {old} when {path.name} was written, is now {new}", f"{key}={old}")
+        Problem(f"{key} was {old} when {path.name} was written, is now {new}", f"{key}={flow(old)}")
         for key, old, new in differences
         if key.split(".")[0] in ("model", "data") and key not in HARMLESS
     ]
@@ -169,6 +172,23 @@ def _check_skipped(header: dict[str, Any], path: Path, images: Scan) -> None:
                 f"{len(before)} files could not be decoded and were left out when {path} was written, now {len(now)}; "
                 f"they differ in {', '.join(differing[:MAX_NAMED])}{more}",
                 "bring these files back to what they were, or start a new run",
+            )
+        )
+
+
+def _check_images(header: dict[str, Any], path: Path, images: Scan, *, force: bool) -> None:
+    """See that the images are those of before: with others the order of an epoch names other ones.
+
+    Raises:
+        DataError: They are not (unless ``force``).
+    """
+    before, now = header.get("images"), digest_of(images)
+    if None not in (before, now) and before != now and not force:
+        raise DataError(
+            Problem(
+                f"{images.root} has other images than when {path} was written, though as many: files were added, "
+                "removed or renamed, or are in other classes",
+                "bring the data back to what it was, start a new run, or go on with these: resume_force=true",
             )
         )
 

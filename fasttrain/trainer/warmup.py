@@ -13,9 +13,10 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from fasttrain.data.batch import Batch
 from fasttrain.errors import MachineError, Problem
 from fasttrain.trainer.captured_tuning import choose_captured_plan
-from fasttrain.trainer.compiled import compiled_graphs
+from fasttrain.trainer.compiled import compiled_graphs, explain_failed_compilation
 from fasttrain.trainer.meters import LossMeter
 from fasttrain.trainer.module import MAX_STEPS_TOGETHER, SECONDS_TOGETHER, ClassifierModule, WarmedUp
+from fasttrain.trainer.ranks import any_rank, smallest
 from fasttrain.trainer.step import StepShape
 
 log = logging.getLogger("fasttrain")
@@ -43,10 +44,16 @@ class WarmUp(Callback):
             if captures:
                 # Between captured steps nothing can be exchanged any more: their graphs hold DDP's buckets.
                 shape = next(iter(shapes_ahead(pl_module)))
-                with explain_out_of_memory("training", shape.px, shape.size // pl_module.objective.num_views):
+                with (
+                    explain_failed_compilation(),
+                    explain_out_of_memory("training", shape.px, shape.size // pl_module.objective.num_views),
+                ):
                     choose_captured_plan(trainer, pl_module, shape, training_batch(pl_module, shape))
             for shape, stages in shapes_ahead(pl_module).items():
-                with explain_out_of_memory("training", shape.px, shape.size // pl_module.objective.num_views):
+                with (
+                    explain_failed_compilation(),
+                    explain_out_of_memory("training", shape.px, shape.size // pl_module.objective.num_views),
+                ):
                     if captures:
                         captures = capture(trainer, pl_module, shape, stages)
                     if not captures:
@@ -142,8 +149,11 @@ def capture(trainer: Trainer, module: ClassifierModule, shape: StepShape, stages
                 module.steps_together[stage] = steps_together(seconds)
 
     trainer.strategy.training_step(work, 0)
-    module.agree_on_steps_together(stages)
-    if module.any_rank(failure is not None):
+    ranks = (trainer.world_size, module.device)
+    # Lightning's batches end at the same steps on all ranks.
+    together = smallest([module.steps_together.get(stage, 1) for stage in stages], *ranks)
+    module.steps_together.update(zip(stages, together, strict=True))
+    if any_rank(failure is not None, *ranks):
         step.forget_captures()
         module.steps_together.clear()
         not_captured(module, failure or "another rank could not")

@@ -105,7 +105,33 @@ def project_recipe(overrides: Sequence[str], rates_file: Path) -> str:
         device_batch_size=config.trainer.device_batch_size,
         steps_per_stage=None,
     )
-    return projection_text(config.recipe, project(plan, read_rates(rates_file)), config.report.cost_per_hour)
+    rates = read_rates(rates_file)
+    record = json.loads(rates_file.read_text(encoding="utf-8"))
+    _check_network(record, config.model.name, rates_file)
+    table = projection_text(config.recipe, project(plan, rates), config.report.cost_per_hour)
+    return f"{table}\nrates: {rates_file}, measured on {record.get('hardware', 'unnamed hardware')}"
+
+
+def _check_network(record: Mapping[str, Any], wanted: str, path: Path) -> None:
+    """Rates of another network say nothing about this one.
+
+    Raises:
+        DataError: The record names a recipe whose network is another.
+    """
+    if "recipe" not in record:
+        return
+    own = [text for text in record.get("overrides", ()) if str(text).startswith("model.")]
+    try:
+        measured = compose_run([f"recipe={record['recipe']}", *own]).config.model.name
+    except ConfigError:
+        return  # a recipe of another folder: what it trains is not known here
+    if measured != wanted:
+        raise DataError(
+            Problem(
+                f"{path}: rates of {measured} (recipe={record['recipe']}), but the recipe to project trains {wanted}",
+                "fasttrain bench step recipe=NAME --json FILE, with the recipe that is projected or one of its network",
+            )
+        )
 
 
 def read_rates(path: Path) -> dict[int, float]:

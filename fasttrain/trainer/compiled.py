@@ -59,7 +59,7 @@ def explain_failed_compilation() -> Iterator[None]:
         raise MachineError(
             Problem(
                 f"torch.compile failed: {' '.join(str(error).split())[:300]}",
-                f"after a compilation that was killed remove its broken files, rm -r {folder}; or trainer.compile=false",
+                f"after a killed compilation remove its broken files: rm -r {folder}; or trainer.compile=false",
             )
         ) from error
 

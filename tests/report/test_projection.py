@@ -96,3 +96,15 @@ def test_flags_that_do_not_go_together() -> None:
     for arguments in (["--project", "recipe=quickstart"], ["--rates", "x.json"], []):
         with pytest.raises(SystemExit):
             main(["report", *arguments])
+
+
+def test_rates_of_another_network_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_rates(tmp_path / "rates.json", ("step, 96 px, batch 1024", "images/s", 1000.0))
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "recipe": "quickstart", "overrides": [], "hardware": "2-core CPU"}))
+    assert main(["report", "--project", "recipe=resnet50_dawnbench", "--rates", str(path)]) == 3
+    assert "but the recipe to project trains resnet50" in capsys.readouterr().err
+    # resnet50_dawnbench_21 trains the same network.
+    path.write_text(json.dumps({**record, "recipe": "resnet50_dawnbench_21", "hardware": "1 x NVIDIA H200"}))
+    assert main(["report", "--project", "recipe=resnet50_dawnbench", "--rates", str(path)]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("measured on 1 x NVIDIA H200")

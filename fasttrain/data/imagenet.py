@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fasttrain.data.archives import check_md5, check_space, locked, opened, plain_files, write_member
-from fasttrain.data.devkit import GROUND_TRUTH, META, WNID, by_file_number, named, read_meta, wnids_of
+from fasttrain.data.devkit import GROUND_TRUTH, META, WNID, by_file_number, is_class_number, named, read_meta, wnids_of
 from fasttrain.data.layout import is_image
 from fasttrain.data.progress import Progress
 from fasttrain.errors import DataError, Problem
@@ -105,7 +105,7 @@ def read_devkit(archive: Path, expected: Expected) -> tuple[dict[int, str], list
         raise DataError(Problem(f"{archive} holds no {' and no '.join(lacking)}", again))
     wnids = read_meta(contents[META], f"{META} in {archive}")
     lines = contents[GROUND_TRUTH].decode("ascii", errors="replace").split()
-    if len(wnids) != expected.num_classes or len(lines) != expected.num_val or not all(map(str.isdecimal, lines)):
+    if len(wnids) != expected.num_classes or len(lines) != expected.num_val or not all(map(is_class_number, lines)):
         what = f"{len(wnids)} classes and the classes of {len(lines)} validation images"
         wanted = f"{expected.num_classes} and {expected.num_val}"
         raise DataError(Problem(f"{archive} holds {what}, expected {wanted}", again))

@@ -58,7 +58,7 @@ def opened(archive: Path) -> Iterator[tarfile.TarFile]:
     except OSError as error:
         if error.errno is None:  # bz2's way to say so
             raise DataError(Problem(f"{archive} is cut off or damaged: {error}", again)) from error
-        raise _failed(f"unpacking {archive}", error) from error
+        raise failed(f"unpacking {archive}", error) from error
 
 
 def plain_files(tar: tarfile.TarFile, archive: str) -> Iterator[tuple[tarfile.TarInfo, PurePosixPath]]:
@@ -122,12 +122,16 @@ def check_md5(path: Path, expected: str) -> None:
 
     Raises:
         DataError: It is another one.
+        MachineError: The file cannot be read.
     """
     digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file, Progress(f"md5 of {path.name}", path.stat().st_size, "bytes") as progress:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            progress.advance(len(chunk))
+    try:
+        with path.open("rb") as file, Progress(f"md5 of {path.name}", path.stat().st_size, "bytes") as progress:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                progress.advance(len(chunk))
+    except OSError as error:
+        raise failed(f"reading {path}", error) from error
     if digest.hexdigest() != expected:
         raise DataError(
             Problem(
@@ -152,10 +156,14 @@ def check_space(folder: Path, num_bytes: int) -> None:
     if free < needed:
         raise MachineError(
             Problem(
-                f"{folder}: unpacking needs {needed / 1e9:,.1f} GB more, and {free / 1e9:,.1f} GB are free",
+                f"{folder}: unpacking needs {_size(needed)} more, and {_size(free)} are free",
                 "make room there, or --root PATH on another disk",
             )
         )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
 
 
 @contextmanager
@@ -169,7 +177,7 @@ def locked(root: Path) -> Iterator[None]:
         root.mkdir(parents=True, exist_ok=True)
         handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise _failed(f"writing to {root}", error) from error
+        raise failed(f"writing to {root}", error) from error
     try:
         # Ends with the process, however that ends.
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,7 +210,8 @@ def fetch(url: str, folder: Path) -> Path:
     by_hand = "download it where there is a network, then --from FILE"
     try:
         with urllib.request.urlopen(url, timeout=NETWORK_TIMEOUT_S) as response, partial.open("wb") as file:
-            size = int(response.headers.get("Content-Length") or 0)
+            length = response.headers.get("Content-Length") or ""
+            size = int(length) if length.isdecimal() else 0
             with Progress(f"downloading {name}", size, "bytes") as progress:
                 while chunk := response.read(CHUNK_BYTES):
                     file.write(chunk)
@@ -222,7 +231,7 @@ def fetch(url: str, folder: Path) -> Path:
     except (HTTPException, TimeoutError, ConnectionError) as error:
         raise MachineError(Problem(f"{url} broke off: {error}", f"try again, or {by_hand}")) from error
     except OSError as error:
-        raise _failed(f"writing {target}", error) from error
+        raise failed(f"writing {target}", error) from error
     finally:
         partial.unlink(missing_ok=True)
     return target
@@ -232,6 +241,7 @@ def _file_name(url: str) -> str:
     """The name that a download has."""
     try:
         parts = urlsplit(url)
+        _ = parts.port  # reads it, and raises
     except ValueError as error:
         raise _no_address(url, error) from error
     name = PurePosixPath(unquote(parts.path)).name
@@ -244,7 +254,8 @@ def _no_address(url: str, error: Exception) -> ConfigError:
     return ConfigError(Problem(f"--from {url}: no address of the web: {error}", "--from FILE, or correct the address"))
 
 
-def _failed(doing: str, error: OSError) -> MachineError:
+def failed(doing: str, error: OSError) -> MachineError:
+    """The error to raise where the system refused something, e.g. ``unpacking x.tar``."""
     fix = "make room there, then run it again" if error.errno == errno.ENOSPC else "correct it, then run it again"
     where = f" ({error.filename})" if error.filename else ""
     return MachineError(Problem(f"{doing} failed: {error.strerror or error}{where}", fix))

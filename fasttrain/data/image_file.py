@@ -86,7 +86,7 @@ def why_bad(path: str) -> str | None:
     except MemoryError:
         raise
     except Exception as error:
-        if _is_of_the_disk(error):
+        if isinstance(error, OSError) and _is_of_the_disk(error):
             raise DataError(
                 Problem(f"{path} cannot be read: {error.strerror}", "see that its disk or mount works, then try again")
             ) from error
@@ -117,10 +117,8 @@ def _opened(path: str) -> Image.Image:
     return Image.open(path)
 
 
-def _is_of_the_disk(error: Exception) -> bool:
-    if not isinstance(error, OSError) or isinstance(error, NotAFileError):
-        return False
-    return error.errno is not None and error.errno not in FILE_ERRORS
+def _is_of_the_disk(error: OSError) -> bool:
+    return not isinstance(error, NotAFileError) and error.errno is not None and error.errno not in FILE_ERRORS
 
 
 def _reason(path: str, error: Exception) -> str:

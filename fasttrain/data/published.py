@@ -16,7 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from fasttrain.data.archives import check_md5, check_space, fetch, is_url, locked, opened, plain_files, write_member
+from fasttrain.data.archives import (
+    check_md5,
+    check_space,
+    failed,
+    fetch,
+    is_url,
+    locked,
+    opened,
+    plain_files,
+    write_member,
+)
 from fasttrain.data.cifar10 import NAMES_FILE, NUM_CLASSES, RECORD_BYTES, TRAIN_FILES, VAL_FILES
 from fasttrain.errors import DataError, Problem
 from fasttrain.regular_file import what_instead
@@ -69,6 +79,8 @@ def unpack_published(name: str, source: str, root: Path, *, check: Callable[[Pat
                 # What a process that was killed here has moved already is as whole as this.
                 if not (root / entry.name).exists():
                     entry.rename(root / entry.name)
+        except OSError as error:
+            raise failed(f"unpacking to {root}", error) from error
         finally:
             shutil.rmtree(unpacking, ignore_errors=True)
         if is_url(source):

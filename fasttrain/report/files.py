@@ -49,11 +49,11 @@ def require_writable(path: Path, flag: str) -> None:
     Raises:
         MachineError: A folder or a device lies there, or the folder cannot be written to.
     """
-    if path.is_dir():
-        raise MachineError(Problem(f"{flag} {path}: a folder, expected a file", f"{flag} {path / 'figures'}"))
-    if path.exists() and (wrong := what_instead(path)):
-        raise MachineError(Problem(f"{flag} {path}: {wrong}", f"{flag} PATH of a file"))
     try:
+        if path.is_dir():
+            raise MachineError(Problem(f"{flag} {path}: a folder, expected a file", f"{flag} {path / 'figures'}"))
+        if path.exists() and (wrong := what_instead(path)):
+            raise MachineError(Problem(f"{flag} {path}: {wrong}", f"{flag} PATH of a file"))
         folder = next(folder for folder in path.absolute().parents if folder.exists())
         probe = folder / f".{path.name}.{os.getpid()}.partial"
         try:

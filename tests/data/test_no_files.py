@@ -109,10 +109,12 @@ def test_label_files_that_are_none(root: Path, tmp_path: Path, pipe: Path) -> No
     with pytest.raises(DataError, match=rf"data.val_labels={pipe} cannot be read: it is a named pipe, not a file"):
         scan(make_config(root=str(flat.parent), val_labels=str(pipe)))
     os.mkfifo(flat / "2.jpg")
-    (tmp_path / "labels").write_text(
-        "1.jpg,class\n2.jpg,class\n".replace("class", next((root / "train").iterdir()).name)
-    )
-    with pytest.raises(DataError, match="no validation image"):
+    classes = sorted(path.name for path in (root / "train").iterdir())
+    for name in classes:
+        shutil.copy(flat / "1.jpg", flat / f"{name}.jpg")
+    lines = [f"1.jpg,{classes[0]}\n", f"2.jpg,{classes[0]}\n", *(f"{name}.jpg,{name}\n" for name in classes)]
+    (tmp_path / "labels").write_text("".join(lines))
+    with pytest.raises(DataError, match=r"2\.jpg: it is a named pipe, not a file"):
         scan(make_config(root=str(flat.parent), val_labels=str(tmp_path / "labels")))
 
 

@@ -154,6 +154,8 @@ def report_command(arguments: Sequence[str]) -> int:
     if not flags.run_dirs or flags.rates:
         parser.error("RUN_DIR [RUN_DIR ...] or --project recipe=NAME --rates FILE was expected")
     if all(path.suffix == ".json" for path in flags.run_dirs):
+        if flags.json:
+            parser.error("records of bench ddp are JSON already: they take --out, not --json")
         from fasttrain.report.ddp_records import report_ddp
 
         print(report_ddp(flags.run_dirs, out=flags.out))

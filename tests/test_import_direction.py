@@ -15,6 +15,7 @@ import fasttrain
 PACKAGE = Path(fasttrain.__file__).parent
 ROOMS = (
     "errors",
+    "regular_file",
     "config",
     "stages",
     "data",

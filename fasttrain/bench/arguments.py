@@ -105,7 +105,7 @@ class _Reader:
 
     def count(self, flag: str, text: str, *, ge: int, le: int, example: int) -> int:
         """A whole number."""
-        if text.isdigit() and ge <= int(text) <= le:
+        if text.isdecimal() and ge <= int(text) <= le:
             return int(text)
         self._wrong(flag, text, f"a whole number, {ge} to {le}", str(example))
         return example
@@ -113,7 +113,7 @@ class _Reader:
     def counts(self, flag: str, text: str, *, ge: int, le: int, example: str) -> tuple[int, ...]:
         """Whole numbers between commas, each once."""
         words = text.split(",")
-        if all(word.isdigit() and ge <= int(word) <= le for word in words):
+        if all(word.isdecimal() and ge <= int(word) <= le for word in words):
             return tuple(dict.fromkeys(int(word) for word in words))
         self._wrong(flag, text, f"whole numbers between commas, {ge} to {le}", example)
         return ()

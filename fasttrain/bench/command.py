@@ -14,7 +14,7 @@ from fasttrain.bench.figures import Outcome, document
 from fasttrain.config.compose import ComposedRun
 from fasttrain.errors import ConfigError, Problem
 from fasttrain.report.console import configure_logging
-from fasttrain.report.files import write_json
+from fasttrain.report.files import require_writable, write_json
 from fasttrain.strategy.world import World
 
 USAGE = """usage: fasttrain bench BENCH recipe=NAME [key=value ...] [flags]
@@ -55,6 +55,8 @@ def data_command(arguments: Sequence[str]) -> None:
 
     runs, world = build_data_runs(flags)
     configure_logging(None, world.rank)
+    if flags.json is not None and world.rank == 0:
+        require_writable(flags.json, "--json")
     from fasttrain.bench import data
 
     outcome = data.bench_data(flags, runs, world)
@@ -69,6 +71,8 @@ def step_command(arguments: Sequence[str]) -> None:
     arms = build_arms(flags)
     world = check_arms(arms, bare=flags.bare)
     configure_logging(None, world.rank)
+    if flags.json is not None and world.rank == 0:
+        require_writable(flags.json, "--json")
     from fasttrain.bench import step
 
     outcome = step.bench_step(flags, arms, world)

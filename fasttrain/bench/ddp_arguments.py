@@ -158,7 +158,7 @@ def _arm(word: str, problems: list[Problem]) -> Arm:
 def _count(flag: str, text: str | None, low: int, problems: list[Problem]) -> int | None:
     if text is None:
         return None
-    if text.isdigit() and low <= int(text) <= 1_000_000:
+    if text.isdecimal() and low <= int(text) <= 1_000_000:
         return int(text)
     name = f"--{flag.replace('_', '-')}"
     problems.append(Problem(f"{name} {text}: expected a whole number of at least {low}", f"{name} 32", COMMAND_LINE))

@@ -12,7 +12,7 @@ from fasttrain.bench.ddp_arguments import DDPFlags, read_ddp_flags
 from fasttrain.bench.ddp_figures import outcome_of
 from fasttrain.bench.figures import Outcome, document
 from fasttrain.report.console import configure_logging
-from fasttrain.report.files import write_json
+from fasttrain.report.files import require_writable, write_json
 from fasttrain.strategy.world import World
 
 
@@ -28,6 +28,8 @@ def run_ddp(arguments: Sequence[str]) -> None:
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     world = World(rank, local_rank, size, int(os.environ.get("LOCAL_WORLD_SIZE", size)), "torchrun")
     configure_logging(None, world.rank)
+    if flags.json is not None and world.rank == 0:
+        require_writable(flags.json, "--json")
     import torch
 
     from fasttrain.bench.ddp import CLOCK, bench_ddp

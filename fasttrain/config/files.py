@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fasttrain
 from fasttrain.errors import ConfigError, Problem
+from fasttrain.regular_file import what_instead
 
 RECIPE = "recipe"
 NO_RECIPE = "none"
@@ -108,7 +109,10 @@ class OptionFiles:
         known = self._files.setdefault(group, {})
         for path in sorted(folder.glob("*.y*ml")):
             name = f"{shown}/{path.name}"
-            if path.stem in known:
+            # A link to nothing is what some editors leave beside a file that they have open.
+            if path.exists() and (wrong := what_instead(path)):
+                self.problems.append(Problem(f"{name}: {wrong}", f"remove {name}"))
+            elif path.stem in known:
                 what = f"{group}={path.stem}: {known[path.stem].shown} and {name} both have this name"
                 self._clashes[group, path.stem] = Problem(what, f"rename {name}")
             else:

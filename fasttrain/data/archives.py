@@ -10,6 +10,7 @@ import errno
 import fcntl
 import gzip
 import hashlib
+import lzma
 import os
 import re
 import shutil
@@ -19,17 +20,22 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from fasttrain.data.progress import Progress
 from fasttrain.errors import ConfigError, DataError, MachineError, Problem
+from fasttrain.regular_file import what_instead
 
 CHUNK_BYTES = 1 << 20
 # Files end in a block of the file system; of 100 kB images that is a few per cent.
 SPACE_MARGIN = 1.03
 NETWORK_TIMEOUT_S = 60
+# What a new folder says to a name too long, and to a file and a folder of one name.
+NAME_ERRORS = {errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ENOTDIR}
+# Characters of a member's name that an error shows.
+MAX_SHOWN = 120
 LOCK = ".prepare.lock"
 
 
@@ -42,15 +48,17 @@ def opened(archive: Path) -> Iterator[tarfile.TarFile]:
         MachineError: The disk is full, or what is written cannot be.
     """
     again = f"download {archive.name} again"
-    if not archive.is_file():
-        raise DataError(Problem(f"{archive}: no such file", again))
+    if wrong := what_instead(archive):
+        raise DataError(Problem(f"{archive}: {wrong}", again))
     try:
         with tarfile.open(archive) as tar:
             yield tar
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError(Problem(f"{archive} is cut off or damaged: {error}", again)) from error
     except OSError as error:
-        raise _failed(f"unpacking {archive}", error) from error
+        if error.errno is None:  # bz2's way to say so
+            raise DataError(Problem(f"{archive} is cut off or damaged: {error}", again)) from error
+        raise failed(f"unpacking {archive}", error) from error
 
 
 def plain_files(tar: tarfile.TarFile, archive: str) -> Iterator[tuple[tarfile.TarInfo, PurePosixPath]]:
@@ -59,7 +67,7 @@ def plain_files(tar: tarfile.TarFile, archive: str) -> Iterator[tuple[tarfile.Ta
     Raises:
         DataError: A link or a device, or a path that leads out of the folder it is unpacked to.
     """
-    for member in tar:
+    for member in _members(tar):
         path = PurePosixPath(member.name)
         if member.isdir():
             continue
@@ -75,11 +83,35 @@ def plain_files(tar: tarfile.TarFile, archive: str) -> Iterator[tuple[tarfile.Ta
         )
 
 
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    members = iter(tar)
+    while True:
+        try:
+            member = next(members, None)
+        except (ValueError, LookupError, OverflowError, TypeError) as error:  # of numbers in a header that are none
+            raise tarfile.ReadError(f"a header that cannot be read: {error}") from error
+        if member is None:
+            return
+        yield member
+
+
 def write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Write one file of a tar to ``target``, whose folder is there."""
+    """Write one file of a tar to ``target``; makes its folder.
+
+    Raises:
+        tarfile.TarError: It is cut off, or its name cannot be one beside the archive's others.
+    """
     source = tar.extractfile(member)
     assert source is not None  # of a plain file it never is
-    with source, target.open("wb") as file:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        opened_target = target.open("wb")
+    except OSError as error:
+        if error.errno not in NAME_ERRORS:
+            raise
+        shown = member.name if len(member.name) <= MAX_SHOWN else f"{member.name[:MAX_SHOWN]}..."
+        raise tarfile.ReadError(f"it holds {shown!r}, which cannot be written: {error.strerror}") from error
+    with source, opened_target as file:
         shutil.copyfileobj(source, file, CHUNK_BYTES)
     if target.stat().st_size != member.size:
         raise tarfile.ReadError(f"{member.name} ends before its {member.size:,} bytes")
@@ -90,12 +122,16 @@ def check_md5(path: Path, expected: str) -> None:
 
     Raises:
         DataError: It is another one.
+        MachineError: The file cannot be read.
     """
     digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file, Progress(f"md5 of {path.name}", path.stat().st_size, "bytes") as progress:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            progress.advance(len(chunk))
+    try:
+        with path.open("rb") as file, Progress(f"md5 of {path.name}", path.stat().st_size, "bytes") as progress:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                progress.advance(len(chunk))
+    except OSError as error:
+        raise failed(f"reading {path}", error) from error
     if digest.hexdigest() != expected:
         raise DataError(
             Problem(
@@ -120,10 +156,14 @@ def check_space(folder: Path, num_bytes: int) -> None:
     if free < needed:
         raise MachineError(
             Problem(
-                f"{folder}: unpacking needs {needed / 1e9:,.1f} GB more, and {free / 1e9:,.1f} GB are free",
+                f"{folder}: unpacking needs {_size(needed)} more, and {_size(free)} are free",
                 "make room there, or --root PATH on another disk",
             )
         )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
 
 
 @contextmanager
@@ -137,7 +177,7 @@ def locked(root: Path) -> Iterator[None]:
         root.mkdir(parents=True, exist_ok=True)
         handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise _failed(f"writing to {root}", error) from error
+        raise failed(f"writing to {root}", error) from error
     try:
         # Ends with the process, however that ends.
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -165,14 +205,13 @@ def fetch(url: str, folder: Path) -> Path:
         DataError: There is no such file at the address.
         MachineError: No network, or it broke off; the disk is full.
     """
-    name = PurePosixPath(unquote(urlsplit(url).path)).name
-    if urlsplit(url).scheme not in ("http", "https") or not name:
-        raise ConfigError(Problem(f"--from {url}: expected http:// or https:// and the name of a file", "--from FILE"))
+    name = _file_name(url)
     target, partial = folder / name, folder / f".{name}.partial"
     by_hand = "download it where there is a network, then --from FILE"
     try:
         with urllib.request.urlopen(url, timeout=NETWORK_TIMEOUT_S) as response, partial.open("wb") as file:
-            size = int(response.headers.get("Content-Length") or 0)
+            length = response.headers.get("Content-Length") or ""
+            size = int(length) if length.isdecimal() else 0
             with Progress(f"downloading {name}", size, "bytes") as progress:
                 while chunk := response.read(CHUNK_BYTES):
                     file.write(chunk)
@@ -187,16 +226,36 @@ def fetch(url: str, folder: Path) -> Path:
         raise DataError(Problem(f"{url}: {error.code} {error.reason}", "look at the address in a browser")) from error
     except urllib.error.URLError as error:
         raise MachineError(Problem(f"{url} cannot be reached: {error.reason}", by_hand)) from error
+    except (InvalidURL, ValueError, OverflowError) as error:  # of urlopen: a host or a port that cannot be one
+        raise _no_address(url, error) from error
     except (HTTPException, TimeoutError, ConnectionError) as error:
         raise MachineError(Problem(f"{url} broke off: {error}", f"try again, or {by_hand}")) from error
     except OSError as error:
-        raise _failed(f"writing {target}", error) from error
+        raise failed(f"writing {target}", error) from error
     finally:
         partial.unlink(missing_ok=True)
     return target
 
 
-def _failed(doing: str, error: OSError) -> MachineError:
+def _file_name(url: str) -> str:
+    """The name that a download has."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # reads it, and raises
+    except ValueError as error:
+        raise _no_address(url, error) from error
+    name = PurePosixPath(unquote(parts.path)).name
+    if parts.scheme not in ("http", "https") or name in ("", "..") or "\0" in name:
+        raise ConfigError(Problem(f"--from {url}: expected http:// or https:// and the name of a file", "--from FILE"))
+    return name
+
+
+def _no_address(url: str, error: Exception) -> ConfigError:
+    return ConfigError(Problem(f"--from {url}: no address of the web: {error}", "--from FILE, or correct the address"))
+
+
+def failed(doing: str, error: OSError) -> MachineError:
+    """The error to raise where the system refused something, e.g. ``unpacking x.tar``."""
     fix = "make room there, then run it again" if error.errno == errno.ENOSPC else "correct it, then run it again"
     where = f" ({error.filename})" if error.filename else ""
     return MachineError(Problem(f"{doing} failed: {error.strerror or error}{where}", fix))

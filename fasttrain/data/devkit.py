@@ -19,6 +19,8 @@ META = "meta.mat"
 # Instead of meta.mat: lines of a class number and its WordNet id.
 SYNSETS = "synsets.txt"
 WNID = re.compile(r"n\d{8}")
+# Of a class's or a file's number.
+MAX_DIGITS = 18
 AGAIN = "get ILSVRC2012_devkit_t12.tar.gz again (data/README.md)"
 
 
@@ -54,11 +56,11 @@ def read_synsets(text: str, source: str) -> dict[int, str]:
         words = line.replace(",", " ").split()
         if not words:
             continue
-        if len(words) < 2 or not words[0].isdecimal() or not WNID.fullmatch(words[1]):
+        if len(words) < 2 or not is_class_number(words[0]) or not WNID.fullmatch(words[1]):
             raise DataError(
                 Problem(
-                    f"{source}, line {number} is {line.strip()!r}: expected the devkit's class number and a WordNet "
-                    "id; a list without numbers could be in the devkit's order or sorted",
+                    f"{source}, line {number} is {line.strip()[:99]!r}: expected the devkit's class number and a "
+                    "WordNet id; a list without numbers could be in the devkit's order or sorted",
                     f"use the devkit's {META} instead",
                 )
             )
@@ -77,6 +79,11 @@ def _checked(pairs: Sequence[tuple[int, str]], source: str) -> dict[int, str]:
     ):
         raise DataError(Problem(f"{source}: its {len(pairs)} classes are not numbered from 1 on, each once", AGAIN))
     return wnids
+
+
+def is_class_number(text: str) -> bool:
+    """Whether a text is a number of the size of a class's or a file's: Python refuses to read ones of 4,300 digits."""
+    return text.isdecimal() and len(text) <= MAX_DIGITS
 
 
 def find_synsets(ground_truth: Path) -> dict[int, str] | None:
@@ -128,7 +135,8 @@ def by_file_number(names: Sequence[str], classes: Sequence[str], source: str) ->
     Raises:
         DataError: A file without a number, with one twice, or not as many files as classes.
     """
-    numbers = {name: int(found[1]) for name in names if (found := re.search(r"(\d+)\.\w+$", name))}
+    found = {name: match[1] for name in names if (match := re.search(r"(\d+)\.\w+$", name))}
+    numbers = {name: int(number) for name, number in found.items() if is_class_number(number)}
     problems = []
     nameless = [name for name in names if name not in numbers]
     if nameless:

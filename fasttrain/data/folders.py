@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ class ImageFolder:
         train_paths, val_paths: Files, class after class.
         train_counts, val_counts: Images of each class.
         notes: What was passed over, a line for each split.
+        no_files: Those of the paths where a named pipe, a socket or a device lies, which must not be opened.
     """
 
     classes: tuple[str, ...]
@@ -37,6 +39,7 @@ class ImageFolder:
     val_paths: Sequence[str]
     val_counts: Sequence[int]
     notes: tuple[str, ...]
+    no_files: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class _SplitFolder:
     classes: tuple[str, ...]
     files: Sequence[Sequence[str]]
     ignored: Counter[str]
+    no_files: Sequence[str]
 
 
 def read_image_folder(root: str, *, with_val: bool, kind: str, val_labels: str | None = None) -> ImageFolder:
@@ -73,7 +77,7 @@ def read_image_folder(root: str, *, with_val: bool, kind: str, val_labels: str |
     problems += _different_classes(*splits) if with_val else []
     if problems:
         raise DataError(problems)
-    train, val = splits[0], splits[1] if with_val else _SplitFolder("", (), (), Counter())
+    train, val = splits[0], splits[1] if with_val else _SplitFolder("", (), (), Counter(), ())
     return ImageFolder(
         train.classes,
         [path for files in train.files for path in files],
@@ -81,6 +85,7 @@ def read_image_folder(root: str, *, with_val: bool, kind: str, val_labels: str |
         [path for files in val.files for path in files],
         [len(files) for files in val.files],
         tuple(note for split in splits if (note := _note(split))),
+        [path for split in splits for path in split.no_files],
     )
 
 
@@ -103,9 +108,10 @@ def _read_split(folder: str) -> _SplitFolder:
             listed = list(threads.map(_images_below, paths, [_around(folder)] * len(paths)))
     except OSError as error:
         raise _unreadable(folder, error) from error
-    for _, others in listed:
+    for _, others, _ in listed:
         ignored.update(_ending(name) for name in others)
-    return _SplitFolder(folder, tuple(classes), [files for files, _ in listed], ignored)
+    no_files = [path for _, _, odd in listed for path in odd]
+    return _SplitFolder(folder, tuple(classes), [files for files, _, _ in listed], ignored, no_files)
 
 
 def _read_flat_split(folder: str, classes: tuple[str, ...], val_labels: str) -> _SplitFolder:
@@ -113,10 +119,13 @@ def _read_flat_split(folder: str, classes: tuple[str, ...], val_labels: str) -> 
     ignored: Counter[str] = Counter()
     names: list[str] = []
     folders: list[str] = []
+    no_files: list[str] = []
     try:
         for entry in visible(folder):
             if is_image(entry.name):
                 names.append(entry.name)
+                if _is_no_file(entry):
+                    no_files.append(entry.path)
             elif os.path.isdir(entry.path):
                 folders.append(entry.name)
             else:
@@ -133,7 +142,7 @@ def _read_flat_split(folder: str, classes: tuple[str, ...], val_labels: str) -> 
     files: dict[str, list[str]] = {name: [] for name in classes}
     for name, label in zip(names, read_val_labels(val_labels, names, classes), strict=True):
         files[label].append(f"{folder}/{name}")
-    return _SplitFolder(folder, classes, list(files.values()), ignored)
+    return _SplitFolder(folder, classes, list(files.values()), ignored, no_files)
 
 
 def _dead_link(path: str) -> Problem:
@@ -154,26 +163,44 @@ def _around(split: str) -> frozenset[str]:
     return frozenset(map(str, (real, *real.parents)))
 
 
-def _images_below(folder: str, outer: frozenset[str]) -> tuple[list[str], list[str]]:
-    """Paths of the images, sorted, and names of the files that are none."""
+def _is_no_file(entry: os.DirEntry[str]) -> bool:
+    """Whether a pipe, a socket or a device lies there; asks the system about links alone, the listing says the rest."""
+    if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False):
+        return False
+    try:
+        mode = entry.stat().st_mode
+    except OSError:
+        return False  # a link to nothing hangs nobody, and whoever opens it says so
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _images_below(folder: str, outer: frozenset[str]) -> tuple[list[str], list[str], list[str]]:
+    """Paths of the images, sorted, names of the files that are none, and those of the paths that are no files."""
     files: list[str] = []
     others: list[str] = []
-    # Names, not entries: a set has a million of them, and only what is no image by its ending is looked at.
-    for name in sorted(os.listdir(folder)):
-        if name.startswith("."):
-            continue
+    names: list[str] = []
+    odd: list[str] = []
+    # Names are kept, not entries: a set has a million of them.
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                names.append(entry.name)
+                if is_image(entry.name) and _is_no_file(entry):
+                    odd.append(f"{folder}/{entry.name}")
+    for name in sorted(names):
         path = f"{folder}/{name}"
         if is_image(name):
             files.append(path)
         elif os.path.isdir(path):
             around = outer | {os.path.realpath(folder)}
             if os.path.realpath(path) not in around:  # else it would never end
-                inner_files, inner_others = _images_below(path, around)
+                inner_files, inner_others, inner_odd = _images_below(path, around)
                 files += inner_files
                 others += inner_others
+                odd += inner_odd
         else:
             others.append(name)
-    return files, others
+    return files, others, odd
 
 
 def _ending(name: str) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from fasttrain.errors import DataError, Problem
+from fasttrain.regular_file import NotAFileError, require_regular_file
 
 # Pillow refuses images above 179 million pixels as an attack; whoever trains on a set has chosen its files.
 Image.MAX_IMAGE_PIXELS = None
@@ -42,7 +43,7 @@ def open_image(path: str) -> Image.Image:
     Raises:
         DataError: Not an image.
     """
-    return explained(path, lambda: Image.open(path))
+    return explained(path, lambda: _opened(path))
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -65,7 +66,7 @@ def image_size(path: str) -> tuple[int, int]:
     """
 
     def read() -> tuple[int, int]:
-        with Image.open(path) as image:
+        with _opened(path) as image:
             return image.height, image.width
 
     return explained(path, read)
@@ -78,14 +79,14 @@ def why_bad(path: str) -> str | None:
         DataError: The disk or the mount failed, which says nothing about the file.
     """
     try:
-        with Image.open(path) as image:
+        with _opened(path) as image:
             # A JPEG is read to its end at any scale; at an eighth of its size most of the arithmetic is saved.
             image.draft(None, (1, 1))
             image.load()
     except MemoryError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None and error.errno not in FILE_ERRORS:
+        if isinstance(error, OSError) and _is_of_the_disk(error):
             raise DataError(
                 Problem(f"{path} cannot be read: {error.strerror}", "see that its disk or mount works, then try again")
             ) from error
@@ -109,6 +110,15 @@ def explained(path: str, read: Callable[[], Result]) -> Result:
                 "a run that starts so leaves such files out, and lists them",
             )
         ) from error
+
+
+def _opened(path: str) -> Image.Image:
+    require_regular_file(path)
+    return Image.open(path)
+
+
+def _is_of_the_disk(error: OSError) -> bool:
+    return not isinstance(error, NotAFileError) and error.errno is not None and error.errno not in FILE_ERRORS
 
 
 def _reason(path: str, error: Exception) -> str:

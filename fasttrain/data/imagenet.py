@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fasttrain.data.archives import check_md5, check_space, locked, opened, plain_files, write_member
-from fasttrain.data.devkit import GROUND_TRUTH, META, WNID, by_file_number, named, read_meta, wnids_of
+from fasttrain.data.archives import check_md5, check_space, failed, locked, opened, plain_files, write_member
+from fasttrain.data.devkit import GROUND_TRUTH, META, WNID, by_file_number, is_class_number, named, read_meta, wnids_of
 from fasttrain.data.layout import is_image
 from fasttrain.data.progress import Progress
 from fasttrain.errors import DataError, Problem
@@ -57,6 +57,8 @@ def unpack_imagenet(root: Path, archives: Path, *, expected: Expected, verify: b
         DataError: An archive is missing, damaged, or not the published one; the images are not as many as expected.
         MachineError: The disk is too small; another process unpacks there.
     """
+    for split in (root / "train", root / "val"):
+        _refuse_other_than_folder(split)
     needed = {name: not split_is_whole(root / split, expected) for name, split in ((TRAIN, "train"), (VAL, "val"))}
     if not any(needed.values()):
         return
@@ -105,7 +107,7 @@ def read_devkit(archive: Path, expected: Expected) -> tuple[dict[int, str], list
         raise DataError(Problem(f"{archive} holds no {' and no '.join(lacking)}", again))
     wnids = read_meta(contents[META], f"{META} in {archive}")
     lines = contents[GROUND_TRUTH].decode("ascii", errors="replace").split()
-    if len(wnids) != expected.num_classes or len(lines) != expected.num_val or not all(map(str.isdecimal, lines)):
+    if len(wnids) != expected.num_classes or len(lines) != expected.num_val or not all(map(is_class_number, lines)):
         what = f"{len(wnids)} classes and the classes of {len(lines)} validation images"
         wanted = f"{expected.num_classes} and {expected.num_val}"
         raise DataError(Problem(f"{archive} holds {what}, expected {wanted}", again))
@@ -116,8 +118,11 @@ def images_per_class(split: Path) -> dict[str, int]:
     """Images of each class folder of a split, by their endings; empty where there is no such folder."""
     if not split.is_dir():
         return {}
-    folders = sorted(entry.name for entry in os.scandir(split) if entry.is_dir() and not entry.name.startswith("."))
-    return {name: sum(map(is_image, os.listdir(split / name))) for name in folders}
+    try:
+        folders = sorted(entry.name for entry in os.scandir(split) if entry.is_dir() and not entry.name.startswith("."))
+        return {name: sum(map(is_image, os.listdir(split / name))) for name in folders}
+    except OSError as error:
+        raise failed(f"listing {split}", error) from error
 
 
 def split_is_whole(split: Path, expected: Expected) -> bool:
@@ -164,6 +169,8 @@ def _remaining(archive: Path, train: Path, wnids: set[str]) -> dict[str, int]:
     if differing:
         what = f"{archive} holds {len(sizes):,} classes, the devkit {len(wnids):,}; they differ in {named(differing)}"
         raise DataError(Problem(f"{what}: it is cut off or another archive", f"download {archive.name} again"))
+    for wnid in sizes:
+        _refuse_other_than_folder(train / wnid)
     return {wnid: size for wnid, size in sizes.items() if not (train / wnid).is_dir()}
 
 
@@ -202,8 +209,8 @@ def _unpack_val(archive: Path, val: Path, classes: list[str]) -> None:
     if val.exists():
         what = f"{val} is there, but not whole and not made by fasttrain prepare"
         raise DataError(Problem(what, f"rm -r {shlex.quote(str(val))}, then run it again"))
-    partial = _fresh(val)
     with opened(archive) as tar, Progress(f"unpacking {archive.name}", archive.stat().st_size, "bytes") as progress:
+        partial = _fresh(val)
         members = {path.name: member for member, path in plain_files(tar, str(archive))}
         label = dict(by_file_number(list(members), classes, "the devkit's ground truth"))
         for wnid in set(classes):
@@ -211,7 +218,7 @@ def _unpack_val(archive: Path, val: Path, classes: list[str]) -> None:
         for name, member in members.items():
             write_member(tar, member, partial / label[name] / name)
             progress.advance(member.size)
-    partial.rename(val)
+        partial.rename(val)
 
 
 def _unlike_archive(archive: Path, train: Path) -> list[Problem]:
@@ -228,6 +235,12 @@ def _unlike_archive(archive: Path, train: Path) -> list[Problem]:
             progress.advance(1)
     folders = " ".join(shlex.quote(str(train / line.split()[0])) for line in differing[:5])
     return [Problem(f"{train}: {named(differing)}", f"rm -r {folders}, then run it again")] if differing else []
+
+
+def _refuse_other_than_folder(path: Path) -> None:
+    if os.path.lexists(path) and not path.is_dir():
+        what = "a link to nothing" if path.is_symlink() and not path.exists() else "no folder"
+        raise DataError(Problem(f"{path} is {what}, where a folder is made", f"rm {shlex.quote(str(path))}"))
 
 
 def _fresh(folder: Path) -> Path:

@@ -17,6 +17,7 @@ from fasttrain.data.imagenet import DEVKIT, IMAGENET, TRAIN, VAL, Expected, unpa
 from fasttrain.data.layout import HOLD_OUT, VAL_LABELS
 from fasttrain.data.published import is_laid_out, unpack_published
 from fasttrain.errors import ConfigError, DataError, Problem
+from fasttrain.regular_file import what_instead
 
 SHAPES_ROOT = "data/shapes"  # as in conf/data/shapes.yaml
 MAX_NAMED = 5  # classes in an error
@@ -283,6 +284,9 @@ def _count(kind: str, root: str) -> _Found:
     from fasttrain.data.folders import read_image_folder
 
     folder = read_image_folder(root, with_val=True, kind=kind)
+    if folder.no_files:
+        path = folder.no_files[0]
+        raise DataError(Problem(f"{path}: {what_instead(path)}", f"rm {shlex.quote(path)}, then unpack the set again"))
     return _Found(folder.classes, folder.train_counts, folder.val_counts, folder.notes)
 
 

@@ -6,6 +6,7 @@ Everything is unpacked into a hidden folder inside of the set's and moved to its
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import pickle
 import shutil
@@ -15,9 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from fasttrain.data.archives import check_md5, check_space, fetch, is_url, locked, opened, plain_files, write_member
-from fasttrain.data.cifar10 import NAMES_FILE, RECORD_BYTES, TRAIN_FILES, VAL_FILES
+from fasttrain.data.archives import (
+    check_md5,
+    check_space,
+    failed,
+    fetch,
+    is_url,
+    locked,
+    opened,
+    plain_files,
+    write_member,
+)
+from fasttrain.data.cifar10 import NAMES_FILE, NUM_CLASSES, RECORD_BYTES, TRAIN_FILES, VAL_FILES
 from fasttrain.errors import DataError, Problem
+from fasttrain.regular_file import what_instead
 
 # torchvision's datasets/imagenette.py and cifar.py; www.cs.toronto.edu/~kriz/cifar.html.
 MD5 = {
@@ -31,6 +43,8 @@ UNPACKING = ".unpacking"
 # Files of CIFAR-10's Python version, and what they become.
 PYTHON_FILES = {name.removesuffix(".bin"): name for name in (*TRAIN_FILES, *VAL_FILES)}
 PYTHON_NAMES = "batches.meta"
+# The largest of them has 31 MB; a compressed archive could claim any size, which would all be held in memory.
+MAX_PYTHON_BYTES = 1 << 26
 # Archives of photographs grow little when they are unpacked, CIFAR-10's by a tenth.
 UNPACKED_OVER_ARCHIVE = 1.2
 
@@ -50,10 +64,8 @@ def unpack_published(name: str, source: str, root: Path, *, check: Callable[[Pat
     """
     with locked(root):
         archive = fetch(source, root) if is_url(source) else Path(source).expanduser()
-        if not archive.is_file():
-            raise DataError(
-                Problem(f"--from {source}: no such file", f"fasttrain prepare {name}    # says where it is")
-            )
+        if wrong := what_instead(archive):
+            raise DataError(Problem(f"--from {source}: {wrong}", f"fasttrain prepare {name}    # says where it is"))
         if archive.name in MD5:
             check_md5(archive, MD5[archive.name])
         check_space(root, int(archive.stat().st_size * UNPACKED_OVER_ARCHIVE))
@@ -67,6 +79,8 @@ def unpack_published(name: str, source: str, root: Path, *, check: Callable[[Pat
                 # What a process that was killed here has moved already is as whole as this.
                 if not (root / entry.name).exists():
                     entry.rename(root / entry.name)
+        except OSError as error:
+            raise failed(f"unpacking to {root}", error) from error
         finally:
             shutil.rmtree(unpacking, ignore_errors=True)
         if is_url(source):
@@ -80,9 +94,7 @@ def _unpack_folders(archive: Path, folder: Path) -> None:
             inside = path.parts[1:]
             if len(inside) < 2 or inside[0] not in ("train", "val") or path.name.startswith("."):
                 continue
-            target = folder.joinpath(*inside)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_member(tar, member, target)
+            write_member(tar, member, folder.joinpath(*inside))
 
 
 def _unpack_cifar10(archive: Path, folder: Path) -> None:
@@ -94,23 +106,37 @@ def _unpack_cifar10(archive: Path, folder: Path) -> None:
             elif path.name in (*PYTHON_FILES, PYTHON_NAMES):
                 source = tar.extractfile(member)
                 assert source is not None  # of a plain file it never is
-                content = _unpickle(source.read(), f"{archive}, {member.name}")
-                _convert(content, folder, path.name, f"{archive}, {member.name}")
+                try:
+                    if member.size > MAX_PYTHON_BYTES:
+                        raise ValueError(f"it has {member.size:,} bytes")
+                    content = _as_binary(_unpickle(source.read()), path.name)
+                except ValueError as error:
+                    what = f"{archive}, {member.name} is not a file of CIFAR-10's Python version: {error}"
+                    raise DataError(Problem(what, f"download {archive.name} again")) from error
+                (folder / (NAMES_FILE if path.name == PYTHON_NAMES else PYTHON_FILES[path.name])).write_bytes(content)
 
 
-def _convert(content: Any, folder: Path, name: str, source: str) -> None:
-    """Write one file of the Python version as the binary version has it."""
-    try:
-        if name == PYTHON_NAMES:
-            names = [label.decode("ascii") for label in content[b"label_names"]]
-            (folder / NAMES_FILE).write_text("\n".join(names) + "\n", encoding="ascii")
-            return
-        labels, pixels = np.array(content[b"labels"], dtype=np.uint8), content[b"data"]
-        if pixels.dtype != np.uint8 or pixels.shape != (len(labels), RECORD_BYTES - 1):
-            raise ValueError(f"pixels of shape {pixels.shape}")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise DataError(Problem(f"{source} is not a file of CIFAR-10's Python version: {error!r}")) from error
-    np.concatenate([labels[:, None], pixels], axis=1).tofile(folder / PYTHON_FILES[name])
+def _as_binary(content: Any, name: str) -> bytes:
+    """The file of the binary version that one of the Python version becomes.
+
+    Raises:
+        ValueError: The content is another one.
+    """
+    key = b"label_names" if name == PYTHON_NAMES else b"labels"
+    found = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(found, list):
+        raise ValueError(f"it has no list {key.decode()}")
+    if name == PYTHON_NAMES:
+        if not all(isinstance(label, bytes) and label.isascii() for label in found):
+            raise ValueError("its label_names are no text in ASCII")
+        return b"".join(label + b"\n" for label in found)
+    if not all(isinstance(label, int) and 0 <= label < NUM_CLASSES for label in found):
+        raise ValueError(f"its labels are not all 0 to {NUM_CLASSES - 1}")
+    pixels = content.get(b"data")
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (len(found), RECORD_BYTES - 1):
+        shape = f" of shape {pixels.shape}" if isinstance(pixels, np.ndarray) else ""
+        raise ValueError(f"its data{shape} are not {RECORD_BYTES - 1} bytes for each label")
+    return np.concatenate([np.array(found, dtype=np.uint8)[:, None], pixels], axis=1).tobytes()
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -124,13 +150,16 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
-def _unpickle(content: bytes, source: str) -> Any:
-    import io
+def _unpickle(content: bytes) -> Any:
+    """What a file of the Python version holds.
 
+    Raises:
+        ValueError: It cannot be read.
+    """
     try:
         return _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, AttributeError, ImportError) as error:
-        raise DataError(Problem(f"{source} is not a file of CIFAR-10's Python version: {error}")) from error
+    except Exception as error:  # bytes that are no pickle make its machine raise anything, a MemoryError too
+        raise ValueError(str(error) or type(error).__name__) from error
 
 
 def is_laid_out(name: str, root: Path) -> bool:

@@ -19,6 +19,7 @@ from fasttrain.data.cifar10 import missing_files, read_cifar10
 from fasttrain.data.folders import read_image_folder
 from fasttrain.data.layout import find_layout_problem
 from fasttrain.errors import DataError, Problem
+from fasttrain.regular_file import what_instead
 
 # Of the generator that chooses the held-out images: the same ones for every seed of a run.
 HOLDOUT_KEY = 0x686F6C64
@@ -130,6 +131,8 @@ def scan(config: RunConfig, *, local_rank: int = 0) -> Scan:
         val = Split(labels=records.val_labels, images=records.val_images)
     else:
         folder = read_image_folder(root, with_val=with_val, kind=data.kind, val_labels=data.val_labels)
+        if data.on_bad_file == "fail" and folder.no_files:
+            raise DataError(_no_files(folder.no_files))
         classes, notes = folder.classes, folder.notes
         train = Split(folder.train_paths, _labels(folder.train_counts))
         val = Split(folder.val_paths, _labels(folder.val_counts))
@@ -145,6 +148,14 @@ def scan(config: RunConfig, *, local_rank: int = 0) -> Scan:
         notes += _skipped_notes(skipped, len(train.paths) + len(val.paths) + len(skipped))
     counts = Counts(len(train.labels), len(val.labels), len(classes))
     return Scan(root, classes, train, val, "scan", counts, notes, skipped)
+
+
+def _no_files(paths: Sequence[str]) -> list[Problem]:
+    """Named like images, but no back end could read them to an end."""
+    shown = [f"{_printable(path)}: {what_instead(path)}" for path in sorted(paths)[:MAX_NAMED]]
+    rest = len(paths) - MAX_NAMED
+    problems = [Problem(what, "remove it, or data.on_bad_file=skip") for what in shown]
+    return problems if rest <= 0 else [*problems, Problem(f"and {rest} more that are no files")]
 
 
 def _leave_out_bad_files(

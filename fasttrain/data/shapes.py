@@ -25,6 +25,7 @@ import numpy as np
 
 from fasttrain.data.shape_drawing import CLASSES, draw_shape
 from fasttrain.errors import ConfigError, DataError, Problem
+from fasttrain.regular_file import require_regular_file
 
 FINGERPRINT = "shapes.json"
 GENERATOR = 1  # raised with every change of the pictures; a set of another number is refused
@@ -250,6 +251,7 @@ def _publish(part: Path, root: Path, spec: Spec) -> None:
 def _read_fingerprint(root: Path) -> Spec | None:
     """What the set at ``root`` was made with; None where nothing says so."""
     try:
+        require_regular_file(root / FINGERPRINT)
         found = json.loads((root / FINGERPRINT).read_text())
         return Spec(**{field.name: int(found[field.name]) for field in fields(Spec)})
     except (OSError, ValueError, KeyError, TypeError):

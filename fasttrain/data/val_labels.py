@@ -13,9 +13,22 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fasttrain.data.devkit import GROUND_TRUTH, META, SYNSETS, by_file_number, find_synsets, named, wnids_of
+from fasttrain.data.devkit import (
+    GROUND_TRUTH,
+    META,
+    SYNSETS,
+    by_file_number,
+    find_synsets,
+    is_class_number,
+    named,
+    wnids_of,
+)
 from fasttrain.errors import DataError, Problem
+from fasttrain.regular_file import require_regular_file
 
+# A line as it should be, and the characters of another one that an error shows.
+EXAMPLE = "e.g. ILSVRC2012_val_00000001.JPEG,n01751748"
+MAX_SHOWN = 120
 # First words of a line that names the columns.
 HEADINGS = ("file", "filename", "file_name", "fname", "image", "imageid", "image_id", "id", "name", "path")
 # The second column of Kaggle's LOC_val_solution.csv: the class and a box, again and again.
@@ -38,6 +51,7 @@ def read_val_labels(file: str, names: Sequence[str], classes: Sequence[str]) -> 
     """
     path = Path(file)
     try:
+        require_regular_file(path)
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
@@ -47,7 +61,7 @@ def read_val_labels(file: str, names: Sequence[str], classes: Sequence[str]) -> 
     filled = [line.strip() for line in lines if line.strip()]
     if not filled:
         raise DataError(Problem(f"data.val_labels={file} is empty: expected a line for each validation image"))
-    if all(line.isdecimal() for line in filled):
+    if all(is_class_number(line) for line in filled):
         pairs = _from_numbers(path, [int(line) for line in filled], names)
     else:
         pairs = _from_names(file, lines, names, classes)
@@ -78,12 +92,13 @@ def _from_names(file: str, lines: list[str], names: Sequence[str], classes: Sequ
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        words = _columns(line)
+        words = _columns(line, f"data.val_labels={file}, line {number}")
         if number == 1 and words[0].lower() in HEADINGS and words[0] not in known:
             continue
         if len(words) != 2 or not words[1]:
-            what = f"data.val_labels={file}, line {number} is {line.strip()!r}: expected a file name and its class"
-            raise DataError(Problem(what, "e.g. ILSVRC2012_val_00000001.JPEG,n01751748"))
+            shown = repr(line.strip()[:MAX_SHOWN]) + (", ..." if len(line.strip()) > MAX_SHOWN else "")
+            what = f"data.val_labels={file}, line {number} is {shown}: expected a file name and its class"
+            raise DataError(Problem(what, EXAMPLE))
         name, label = words
         boxes = CLASS_AND_BOXES.fullmatch(label)
         if boxes and label not in known_classes:
@@ -92,12 +107,16 @@ def _from_names(file: str, lines: list[str], names: Sequence[str], classes: Sequ
     return pairs
 
 
-def _columns(line: str) -> list[str]:
+def _columns(line: str, source: str) -> list[str]:
     """The cells of a line: split at tabs, else at commas (with quotes as in CSV), else at the first blank."""
     if "\t" in line:
         cells = line.split("\t")
     elif "," in line:
-        cells = next(csv.reader([line]))
+        try:
+            cells = next(csv.reader([line]))
+        except csv.Error as error:
+            what = f"{source} has {len(line):,} characters and is no line of CSV: {error}"
+            raise DataError(Problem(what, EXAMPLE)) from error
     else:
         cells = line.split(maxsplit=1)
     return [cell.strip() for cell in cells]

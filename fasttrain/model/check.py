@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasttrain.config.schema import RunConfig
 from fasttrain.errors import ConfigError, Problem
+from fasttrain.regular_file import what_instead
 from fasttrain.stages import accumulation
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ def check(config: RunConfig) -> list[Problem]:
         for name, key in OWN_KEYS.items()
         if name in model.args
     ]
-    if model.init_from is not None and not Path(model.init_from).is_file():
-        problems.append(
-            Problem(f"model.init_from={model.init_from}: no such file", "model.init_from=PATH of a checkpoint")
-        )
+    if model.init_from is not None and (wrong := what_instead(model.init_from)):
+        problems.append(Problem(f"model.init_from={model.init_from}: {wrong}", "model.init_from=PATH of a checkpoint"))
     if model.init_from is not None and model.pretrained:
         problems.append(
             Problem(

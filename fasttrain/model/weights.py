@@ -13,6 +13,7 @@ from torch import nn
 
 from fasttrain.errors import ConfigError, Problem
 from fasttrain.model.head import head_parameter_names
+from fasttrain.regular_file import require_regular_file
 
 # What DDP, torch.compile and Lightning modules put before a network's own names.
 PREFIXES = ("module.", "_orig_mod.", "model.")
@@ -47,6 +48,7 @@ def read_state_dict(path: str) -> dict[str, torch.Tensor]:
         ConfigError: The file is missing, unreadable, or holds no weights.
     """
     try:
+        require_regular_file(path)
         content = torch.load(path, map_location="cpu")
     except FileNotFoundError:
         raise ConfigError(

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from fasttrain.errors import ConfigError, DataError, FasttrainError, Problem
-from fasttrain.report.files import write_json, write_text
+from fasttrain.report.files import require_writable, write_json, write_text
 from fasttrain.report.finished_run import Run, load_run
 from fasttrain.report.groups import HEADER, TEXT_COLUMNS, Group, comparison, group_runs, notes, table
 from fasttrain.report.page import document, figures_of, numbers_table, write_page
@@ -35,6 +35,9 @@ def report_runs(run_dirs: Sequence[Path], *, out: Path | None, json_file: Path |
         ConfigError, DataError: A folder that is none of a finished run; names all of them.
         MachineError: A file that cannot be written.
     """
+    for flag, path in (("--out", out), ("--json", json_file)):
+        if path is not None:
+            require_writable(path, flag)
     runs = load_runs(run_dirs)
     groups = group_runs(runs)
     if len(runs) == 1:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.errors import DataError, Problem
-from fasttrain.report.files import write_text
+from fasttrain.regular_file import require_regular_file
+from fasttrain.report.files import require_writable, write_text
 from fasttrain.report.page import document, figures_of, numbers_table
 from fasttrain.report.pictures import GREY, SERIES, WIDE, Picture, _figure, _legend_above, _svg
 
@@ -59,6 +60,8 @@ def report_ddp(paths: Sequence[Path], *, out: Path | None) -> str:
         DataError: A file is no such record.
         MachineError: The page cannot be written.
     """
+    if out is not None:
+        require_writable(out, "--out")
     dots = [dot for path in paths for dot in read_dots(path)]
     rows = [HEADER, *(dot.cells() for dot in dots)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
@@ -76,6 +79,7 @@ def read_dots(path: Path) -> list[Dot]:
         DataError: The file is no record of ``fasttrain bench ddp``.
     """
     try:
+        require_regular_file(path)
         content: Any = json.loads(path.read_text(encoding="utf-8"))
         if content["bench"] != "ddp":
             raise ValueError(f"a record of bench {content['bench']}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from fasttrain.config.compose import compose_run
 from fasttrain.errors import ConfigError, DataError, Problem
+from fasttrain.regular_file import require_regular_file
 from fasttrain.report.result import cost_usd, duration
 from fasttrain.stages import Plan, build_plan
 
@@ -141,6 +142,7 @@ def read_rates(path: Path) -> dict[int, float]:
         DataError: Not such a file; no rates; several for one px.
     """
     try:
+        require_regular_file(path)
         figures: Any = json.loads(path.read_text(encoding="utf-8"))["figures"]
         measured = [
             (found["px"], found["arm"] or "", float(figure["median"]))

@@ -18,9 +18,10 @@ from fasttrain.data.path import build_data_path
 from fasttrain.data.prepare import as_flags
 from fasttrain.data.preprocess import Normalize
 from fasttrain.data.scan import Scan, scan
-from fasttrain.errors import ConfigError, DataError, MachineError, Problem
+from fasttrain.errors import ConfigError, DataError, Problem
 from fasttrain.model.build import build_model
-from fasttrain.report.files import write_json
+from fasttrain.regular_file import what_instead
+from fasttrain.report.files import require_writable, write_json
 from fasttrain.stages import EpochPlan, Plan, build_plan
 from fasttrain.strategy.check import choose_accelerator
 from fasttrain.strategy.world import World
@@ -56,8 +57,8 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
     low, high = VAL_PX["ge"], VAL_PX["le"]
     if px is not None and not low <= px <= high:
         raise ConfigError(Problem(f"--px {px}: expected {low} to {high} pixels", "--px 128", "command line"))
-    if json_file is not None and json_file.is_dir():
-        raise MachineError(Problem(f"--json {json_file}: a folder, expected a file", f"--json {json_file}/eval.json"))
+    if json_file is not None:
+        require_writable(json_file, "--json")
     content = _open(checkpoint)
     header = content["fasttrain"]
     config = _config(load_run(header["config"], source=str(checkpoint), older=True).config, root)
@@ -139,8 +140,8 @@ def _open(checkpoint: Path) -> dict[str, Any]:
         inside = next((checkpoint / name for name in names if (checkpoint / name).is_file()), None)
         what = f"{checkpoint}: a folder, expected a checkpoint file"
         raise ConfigError(Problem(what, f"fasttrain eval {inside}" if inside else other))
-    if not checkpoint.is_file():
-        raise ConfigError(Problem(f"{checkpoint}: there is no such file", other))
+    if wrong := what_instead(checkpoint):
+        raise ConfigError(Problem(f"{checkpoint}: {wrong}", other))
     try:
         content = read_checkpoint(checkpoint)
     except ConfigError as error:

@@ -110,6 +110,8 @@ def lay_out(config: RunConfig, images: Scan, world: World) -> tuple[Plan, Schedu
         device_batch_size=config.trainer.device_batch_size,
         steps_per_stage=config.trainer.steps_per_stage,
     )
+    if problems := fasttrain.trainer.check.check_averaging_steps(config, plan):
+        raise ConfigError(problems)
     return plan, build_schedule(config, plan)
 
 

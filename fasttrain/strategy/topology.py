@@ -74,7 +74,7 @@ def detect_topology(environ: Mapping[str, str] = os.environ) -> Topology:
 def node_name(rank: int, environ: Mapping[str, str]) -> str:
     """A text that is the same on the ranks of one node and on no others."""
     local = environ.get("LOCAL_WORLD_SIZE", "")
-    if local.isdigit() and int(local) > 0:
+    if local.isdecimal() and int(local) > 0:
         return f"{socket.gethostname()}/{environ.get('GROUP_RANK', rank // int(local))}"
     return socket.gethostname()
 

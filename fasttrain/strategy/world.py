@@ -107,6 +107,6 @@ def find_world(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Wo
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     """A launcher's variable as a whole number."""
     text = environ.get(name, str(default))
-    if not text.isdigit():
+    if not text.isdecimal():
         raise MachineError(Problem(f"{name}={text}: expected a whole number", f"unset {name}, or start with torchrun"))
     return int(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from bisect import bisect_right
 from typing import cast
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import nn
 
 from fasttrain.config.schema import AveragingConfig
 from fasttrain.stages import Plan
+from fasttrain.trainer.check import first_averaged_step
 
 
 class WeightAverage(nn.Module):
@@ -48,7 +48,7 @@ class WeightAverage(nn.Module):
     def __init__(self, network: nn.Module, config: AveragingConfig, plan: Plan) -> None:
         super().__init__()
         self.network = copy.deepcopy(network).requires_grad_(False)
-        self.first_step = bisect_right(range(plan.total_steps), config.from_epoch, key=plan.epochs_done)
+        self.first_step = first_averaged_step(config, plan)
         self._config, self._plan = config, plan
         # In a list, so that it is not registered as a part of this module.
         self._trained = [network]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from fasttrain.config.schema import RunConfig
+from bisect import bisect_right
+
+from fasttrain.config.schema import AveragingConfig, RunConfig
 from fasttrain.errors import Problem
-from fasttrain.stages import accumulation
+from fasttrain.stages import Plan, accumulation
 
 
 def check(config: RunConfig) -> list[Problem]:
@@ -27,12 +29,42 @@ def _check_averaging(config: RunConfig) -> list[Problem]:
             f"{key}.half_life_images={averaging.half_life_images}: only for {key}.kind=ema, which is {averaging.kind}"
         )
         problems.append(Problem(what, f"{key}.half_life_images=null, or {key}.kind=ema"))
+    if averaging.kind == "none":
+        for name, value, default in (
+            ("every_steps", averaging.every_steps, 1),
+            ("from_epoch", averaging.from_epoch, 0),
+        ):
+            if value != default:
+                what = f"{key}.{name}={value:g}: only with an average, and {key}.kind is none"
+                problems.append(Problem(what, f"{key}.{name}={default}, or {key}.kind=swa"))
     total = sum(stage.epochs for stage in config.stages)
     # Without stages there is nothing to compare with; the stage table's own check says so.
     if averaging.kind != "none" and 0 < total <= averaging.from_epoch:
         what = f"{key}.from_epoch={averaging.from_epoch:g}: the average would begin after the run's {total} epochs"
         problems.append(Problem(what, f"{key}.from_epoch={total * 3 // 4}"))
     return problems
+
+
+def check_averaging_steps(config: RunConfig, plan: Plan) -> list[Problem]:
+    """An average of one state of the weights is a copy of it, which would be reported as an average."""
+    averaging = config.trainer.averaging
+    # A run that is cut short for measuring is not asked for its accuracy.
+    if averaging.kind == "none" or config.trainer.steps_per_stage is not None:
+        return []
+    start = first_averaged_step(averaging, plan)
+    every, left = averaging.every_steps, plan.total_steps - start
+    if len(range(start, plan.total_steps, every)) >= 2:
+        return []
+    key = "trainer.averaging"
+    what = f"{key}.every_steps={every}: the average would hold the weights of fewer than two steps, since it begins at"
+    what += f" step {start} of {plan.total_steps} ({key}.from_epoch={averaging.from_epoch:g})"
+    fix = f"{key}.every_steps={max(1, left // 10)}" if left >= 2 else f"{key}.from_epoch=0 {key}.every_steps=1"
+    return [Problem(what, fix)]
+
+
+def first_averaged_step(averaging: AveragingConfig, plan: Plan) -> int:
+    """Global step of the first update that the average takes; ``plan.total_steps`` if there is none."""
+    return bisect_right(range(plan.total_steps), averaging.from_epoch, key=plan.epochs_done)
 
 
 def _check_views(config: RunConfig) -> list[Problem]:

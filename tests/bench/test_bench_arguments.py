@@ -31,6 +31,8 @@ def test_defaults_of_bench_data() -> None:
         ("data", ["--pxx", "96"], ["--pxx: there is no such flag", "did you mean --px?"]),
         ("data", ["--px", "96,a"], ["--px 96,a: expected whole numbers", "--px 96,128,160"]),
         ("data", ["--px", "4"], ["--px 4", "8 to 1024"]),
+        ("data", ["--px", "²"], ["--px ²: expected whole numbers"]),
+        ("data", ["--batch", "³"], ["--batch ³: expected a whole number"]),
         ("data", ["--px"], ["--px: expected one argument", "--help"]),
         ("data", ["--batch", "0"], ["--batch 0", "--batch 1024"]),
         ("data", ["--seconds", "0"], ["--seconds 0: expected a number above 0"]),

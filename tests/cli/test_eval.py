@@ -83,7 +83,7 @@ def test_what_cannot_be_validated_is_said(
     named = change(best, tmp_path / "named.ckpt", lambda c: c["fasttrain"].update(classes=sorted(CLASSES)))
     run = best.parents[1]
     cases: list[tuple[list[str], int, list[str]]] = [
-        ([str(tmp_path / "absent.ckpt")], 2, [f"{tmp_path}/absent.ckpt: there is no such file", "RUN/checkpoints"]),
+        ([str(tmp_path / "absent.ckpt")], 2, [f"{tmp_path}/absent.ckpt: no such file", "RUN/checkpoints"]),
         ([str(run)], 2, [f"{run}: a folder", f"fasttrain eval {best}"]),
         ([str(text)], 2, [f"{text}: cannot be read", "RUN/checkpoints/best.ckpt"]),
         ([str(no_config)], 2, [str(no_config), "RUN/checkpoints/best.ckpt"]),

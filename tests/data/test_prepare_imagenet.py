@@ -240,7 +240,7 @@ def test_md5_sums_are_compared_on_request(tmp_path: Path, archives: Path, monkey
 def test_a_disk_that_is_too_small(tmp_path: Path, archives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    assert "GB more, and 0.0 GB are free" in message(tmp_path / "set", archives, MachineError)
+    assert "MB more, and 0.0 MB are free" in message(tmp_path / "set", archives, MachineError)
     assert not (tmp_path / "set" / "train").exists()
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from fasttrain.config.schema import AveragingConfig, StageConfig
 from fasttrain.stages import Plan, build_plan
 from fasttrain.trainer.averaging import WeightAverage
-from fasttrain.trainer.check import check
+from fasttrain.trainer.check import check, check_averaging_steps
 
 
 def averaging(kind: str = "ema", *, half_life: int | None = 32, every: int = 1, start: float = 0) -> AveragingConfig:
@@ -172,6 +172,13 @@ def test_settings_that_cannot_go_together() -> None:
         (settings(averaging("ema", half_life=None)), ["trainer.averaging.half_life_images=1600"]),
         (settings(averaging("swa")), ["trainer.averaging.half_life_images=null, or trainer.averaging.kind=ema"]),
         (settings(averaging("swa", half_life=None, start=4)), ["trainer.averaging.from_epoch=3"]),
+        (
+            settings(averaging("none", half_life=None, every=5, start=1)),
+            [
+                "trainer.averaging.every_steps=1, or trainer.averaging.kind=swa",
+                "trainer.averaging.from_epoch=0, or trainer.averaging.kind=swa",
+            ],
+        ),
         (settings(none, alpha=0.2, bound=1), ["trainer.device_batch_size=8"]),
         (settings(none, cutmix=0.2, bound=2), []),
         (
@@ -184,3 +191,24 @@ def test_settings_that_cannot_go_together() -> None:
     ]
     for config, fixes in cases:
         assert [problem.fix for problem in check(config)] == fixes
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_an_average_of_one_state_is_refused(kind: str) -> None:
+    plan = plan_of((2, 16))
+    last = plan.total_steps - 1
+
+    def problems(every: int, start: float = 0, steps_per_stage: int | None = None) -> list[str]:
+        config = settings(averaging(kind, every=every, start=start))
+        config.trainer.steps_per_stage = steps_per_stage
+        return [f"{problem.what} | {problem.fix}" for problem in check_averaging_steps(config, plan)]
+
+    assert problems(1) == problems(last) == []
+    (text,) = problems(last + 1)
+    assert f"every_steps={last + 1}: the average would hold the weights of fewer than two steps" in text
+    assert "| trainer.averaging.every_steps=1" in text
+    (text,) = problems(1, start=plan.epochs_done(last - 1))
+    assert f"begins at step {last} of {plan.total_steps}" in text
+    assert "| trainer.averaging.from_epoch=0 trainer.averaging.every_steps=1" in text
+    assert problems(1, start=plan.epochs_done(last - 2)) == []
+    assert problems(1000, steps_per_stage=3) == []

@@ -58,7 +58,7 @@ class RankCache:
         self.num_shards = num_shards(config)
         own = self.num_shards // world_size
         self._own = range(rank * own, (rank + 1) * own)
-        arrays, px = scan.train.images, cache_px(config)
+        arrays, px = scan.train.images, cache_px(config, scan.num_train)
         self.size = (px, px) if arrays is None else (arrays.shape[1], arrays.shape[2])
         images, shards = names_of(scan.train), (self._own.start, self._own.stop, self.num_shards)
         self._key = CacheKey(images, decoder, self._data.cache, self.size, str(device), shards)

@@ -22,7 +22,7 @@ from fasttrain.strategy.world import find_world
 def train(run: ComposedRun) -> int:
     """One run, from its config to its report; returns the exit code. Until the plan is out, no torch."""
     config = run.config
-    planning.check_rooms(config)
+    planning.check_rooms(config, run.provenance)
     world = find_world(config)
     images = planning.scan_images(config, world)
     plan, schedule = planning.lay_out(config, images, world)

@@ -1,7 +1,8 @@
 """A filled image cache on disk: one file a shard, so that any number of ranks can read what another one wrote.
 
 A file begins with a header of ``HEADER_BYTES`` (JSON, filled up with spaces), then come the images' own heights and
-widths (int32 [n, 2]), then the squares (uint8 [n, px, px, 3]), in the order of the split.
+widths (int32 [n, 2]), then the squares (uint8 [n, px, px, 3]), in the order of the split, then a checksum (uint32) of
+each part that ``chunks`` makes of them: CRC-32 of its heights and widths and its squares. All little-endian.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -20,15 +21,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fasttrain.data.cache_folder import lock, temporary_name
 from fasttrain.data.scan import Split
+from fasttrain.errors import DataError, Problem
 
-log = logging.getLogger("fasttrain")
-
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 HEADER_BYTES = 4096
-# Threads that ask for the size and time of each file: a network file system answers many at once.
-STAT_THREADS = 16
-# Bytes of squares that go through the host's memory at once.
+# Threads that ask for the size and time of each file, and files that one of them asks for in one go: a network file
+# system answers many at once.
+STAT_THREADS, FILES_PER_TASK = 16, 1024
+# Of the fingerprint, in the names of files: data sets that share a folder do not meet.
+NAME_DIGITS = 12
+# Bytes of squares that go through the host's memory at once; other parts have other checksums, so a change is one of
+# the format.
 CHUNK_BYTES = 64 * 2**20
 
 
@@ -38,6 +43,7 @@ class Header:
 
     format_version: int
     fingerprint: str
+    decoder: str
     cache_px: int
     shard: int
     num_shards: int
@@ -45,77 +51,60 @@ class Header:
 
     def file(self, folder: Path) -> Path:
         """Its place in ``data.cache_dir``."""
-        return folder / f"shard_{self.shard}_of_{self.num_shards}_{self.cache_px}px.squares"
+        images = f"{self.fingerprint[:NAME_DIGITS]}_{self.decoder}_{self.cache_px}px"
+        return folder / f"{images}_shard_{self.shard}_of_{self.num_shards}.squares"
+
+    @property
+    def square_bytes(self) -> int:
+        """Size of one image."""
+        return self.cache_px**2 * 3
+
+    @property
+    def squares_at(self) -> int:
+        """Where the squares begin."""
+        return HEADER_BYTES + self.num_images * 8
+
+    @property
+    def checksums_at(self) -> int:
+        """Where the checksums begin."""
+        return self.squares_at + self.num_images * self.square_bytes
 
     @property
     def file_bytes(self) -> int:
         """Size of the whole file."""
-        return HEADER_BYTES + self.num_images * (8 + self.cache_px**2 * 3)
+        return self.checksums_at + 4 * sum(1 for _ in chunks(self.num_images, self.square_bytes))
+
+
+def checksum(sizes: NDArray[np.int32], squares: NDArray[np.uint8]) -> int:
+    """Of one part: a damaged byte or a lost block shows, and it costs less than reading from most disks."""
+    return zlib.crc32(squares.data, zlib.crc32(sizes.data))
 
 
 def fingerprint(root: str, split: Split) -> str:
-    """Says which images these are: their paths below ``root``, classes, and the files' sizes and times."""
+    """Says which images these are: paths below ``root``, classes, and the files' sizes and times, or the pixels.
+
+    Raises:
+        DataError: A file is gone.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for path in split.paths:
         digest.update(path.removeprefix(root).encode(errors="surrogateescape") + b"\0")
     digest.update(np.ascontiguousarray(split.labels, dtype="<i8").tobytes())
+    if split.images is not None:
+        digest.update(np.ascontiguousarray(split.images).data)
 
-    def size_and_time(path: str) -> tuple[int, int]:
-        found = os.stat(path)
-        return found.st_size, found.st_mtime_ns
+    def sizes_and_times(start: int) -> bytes:
+        found = [os.stat(path) for path in split.paths[start : start + FILES_PER_TASK]]
+        return np.array([(file.st_size, file.st_mtime_ns) for file in found], dtype="<i8").tobytes()
 
-    with ThreadPoolExecutor(STAT_THREADS) as threads:
-        stats = list(threads.map(size_and_time, split.paths, chunksize=256))
-    digest.update(np.array(stats, dtype="<i8").tobytes())
-    return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class SavedShard:
-    """A file of the cache, mapped.
-
-    Attributes:
-        sizes: int32 [n, 2].
-        squares: uint8 [n, px, px, 3].
-    """
-
-    sizes: NDArray[np.int32]
-    squares: NDArray[np.uint8]
-
-
-def open_shard(folder: Path, header: Header) -> SavedShard | None:
-    """The saved shard; None where there is none, or one that is not what is expected (the log says why)."""
-    file = header.file(folder)
-    if not file.exists():
-        return None
-    why = _why_not(file, header)
-    if why is not None:
-        log.warning(f"{file}: {why}; it is filled anew and written again")
-        return None
-    count, px = header.num_images, header.cache_px
-    sizes = np.memmap(file, np.int32, "r", HEADER_BYTES, (count, 2))
-    return SavedShard(sizes, np.memmap(file, np.uint8, "r", HEADER_BYTES + 8 * count, (count, px, px, 3)))
-
-
-def _why_not(file: Path, expected: Header) -> str | None:
     try:
-        with file.open("rb") as opened:
-            found = Header(**json.loads(opened.read(HEADER_BYTES)))
+        with ThreadPoolExecutor(STAT_THREADS) as threads:
+            for part in threads.map(sizes_and_times, range(0, len(split.paths), FILES_PER_TASK)):
+                digest.update(part)
     except OSError as error:
-        return f"it cannot be read: {error.strerror}"
-    except (ValueError, TypeError):
-        return "its header cannot be read"
-    if found.format_version != expected.format_version:
-        return f"its format has version {found.format_version}, expected {expected.format_version}"
-    if found.fingerprint != expected.fingerprint:
-        return "it was made from other images, or from files that have changed since"
-    for name, value in asdict(expected).items():
-        if asdict(found)[name] != value:
-            return f"{name} is {asdict(found)[name]}, expected {value}"
-    size = file.stat().st_size
-    if size != expected.file_bytes:
-        return f"it has {size:,} bytes, expected {expected.file_bytes:,}: it is cut off"
-    return None
+        what = f"{error.filename}: {error.strerror}, though it was there a moment ago"
+        raise DataError(Problem(what, "start again when the images are in place")) from error
+    return digest.hexdigest()
 
 
 def save_shard(folder: Path, header: Header, sizes: NDArray[np.int32], squares: torch.Tensor) -> Path:
@@ -131,16 +120,22 @@ def save_shard(folder: Path, header: Header, sizes: NDArray[np.int32], squares: 
     """
     file = header.file(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary = temporary_name(file)
+    heights_and_widths = np.ascontiguousarray(sizes, dtype="<i4")
+    checksums = []
     try:
         with temporary.open("wb") as opened:
+            lock(opened)
             opened.write(json.dumps(asdict(header)).encode().ljust(HEADER_BYTES))
-            opened.write(np.ascontiguousarray(sizes, dtype=np.int32).tobytes())
-            for part in chunks(len(squares), header.cache_px**2 * 3):
-                opened.write(squares[part].contiguous().cpu().numpy().data)
+            opened.write(heights_and_widths.data)
+            for part in chunks(len(squares), header.square_bytes):
+                pixels = squares[part].contiguous().cpu().numpy()
+                checksums.append(checksum(heights_and_widths[part], pixels))
+                opened.write(pixels.data)
+            opened.write(np.array(checksums, dtype="<u4").data)
             opened.flush()
             os.fsync(opened.fileno())
-        temporary.replace(file)
+            temporary.replace(file)
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()

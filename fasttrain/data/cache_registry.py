@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-
-import numpy as np
 
 from fasttrain.data.cache_memory import device_memory, host_memory
 from fasttrain.data.cache_store import ImageStore
-from fasttrain.data.scan import Split
 
 # A kept cache takes at most this share of the memory that it lies in, so that the next job's network has room.
 KEPT_FRAC = 0.5
@@ -20,7 +16,7 @@ class CacheKey:
     """Which images a cache holds, and how.
 
     Attributes:
-        images: Of ``names_of``.
+        images: Their ``cache_files.fingerprint``: files that have changed since are others.
         decoder: Name of the back end.
         cache: ``data.cache``.
         size: Height and width of a cached image.
@@ -37,15 +33,6 @@ class CacheKey:
 
 
 _kept: dict[CacheKey, ImageStore] = {}
-
-
-def names_of(split: Split) -> str:
-    """Says which images these are, by paths or pixels; files are taken not to change while the process lives."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update("\0".join(split.paths).encode(errors="surrogateescape"))
-    if split.images is not None:
-        digest.update(np.ascontiguousarray(split.images).data)
-    return digest.hexdigest()
 
 
 def take(key: CacheKey | None) -> ImageStore | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -106,6 +107,10 @@ class CachedTraining:
         self._cropper = Cropper(device, self.dtype, config.data.mean, config.data.std)
         self._drawer = Drawer(config, self.cache.size, device, has_kernel=self._cropper.has_kernel)
         self._cropper.compile_kernels(config.data.flip)
+        # Values of the largest batch that the cache makes.
+        self._block = max(
+            (plan.micro_batch(epoch) * epoch.px**2 * 3 for epoch in plan.epochs if self.serves(epoch.px)), default=0
+        )
         self._background = ThreadPoolExecutor(1, "next_epoch")
         self._next: tuple[int, Future[_Epoch]] | None = None
 
@@ -181,6 +186,16 @@ class CachedTraining:
             if len(rows):
                 yield Request(self._split, rows, height, width, WholeImage(len(rows)))
 
+    def _room(self, num_images: int, px: int) -> torch.Tensor:
+        """Memory of a batch, [n, px, px, 3], in a block that is as large at every px.
+
+        After a change of px torch's allocator hands out the blocks of the px before; it would keep those of several
+        sizes side by side, up to a few of each.
+        """
+        shape = (num_images, px, px, 3)
+        block = torch.empty(self._block, dtype=self.dtype, device=self._device)
+        return block[: math.prod(shape)].view(shape)
+
     def _batch(
         self,
         epoch: EpochPlan,
@@ -191,7 +206,7 @@ class CachedTraining:
         streamed: Iterator[torch.Tensor] | None,
     ) -> Batch:
         cached = laid.cached[part]
-        images = torch.empty((len(cached), epoch.px, epoch.px, 3), dtype=self.dtype, device=self._device)
+        images = self._room(len(cached), epoch.px)
         if cached.any():
             assert sent.draws is not None
             assert sent.slots is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
+from fasttrain.config.describe import COMMAND_LINE
 from fasttrain.config.schema import DataConfig, RunConfig
 from fasttrain.data.cache_plan import USUAL_SHARDS, cache_px, num_shards, serves
 from fasttrain.errors import Problem
@@ -91,16 +93,33 @@ def check_shards(config: RunConfig, world_size: int) -> list[Problem]:
     return problems
 
 
+def check_given(config: RunConfig, provenance: Mapping[str, str]) -> list[Problem]:
+    """What is on the command line and would be read by nothing; from a recipe, it is a default.
+
+    Args:
+        config: The run.
+        provenance: Where each value came from, by dotted key; see ``ComposedRun``.
+    """
+    data = config.data
+    if data.cache_px is None or provenance.get("data.cache_px") != COMMAND_LINE:
+        return []
+    unread = _unread_cache(data)
+    if unread is None:
+        return []
+    fix = unread[1].replace("data.cache_dir=null", "data.cache_px=null")
+    return [Problem(f"data.cache_px={data.cache_px}, but {unread[0]}", fix, COMMAND_LINE)]
+
+
 def _check_cache(config: RunConfig) -> list[Problem]:
     """A cache that is asked for must be able to serve something."""
     data = config.data
-    if data.cache == "off":
-        if data.cache_dir is None:
-            return []
-        return [Problem("data.cache_dir is given, but data.cache=off keeps nothing to save", "data.cache=auto")]
-    if data.backend == "synthetic":
-        what = f"data.cache={data.cache}: data.backend=synthetic has no images to keep"
-        return [] if data.cache == "auto" else [Problem(what, "data.cache=off")]
+    if unread := _unread_cache(data):
+        problems = []
+        if data.backend == "synthetic" and data.cache in ("gpu", "host"):
+            problems.append(Problem(f"data.cache={data.cache}: {unread[0]}", "data.cache=off"))
+        if data.cache_dir is not None:
+            problems.append(Problem(f"data.cache_dir={data.cache_dir}, but {unread[0]}", unread[1]))
+        return problems
     if data.kind == "cifar10":
         return [
             Problem(f"{key}={value}: CIFAR-10's records lie in memory and are cached as they are", f"{key}=null")
@@ -116,6 +135,18 @@ def _check_cache(config: RunConfig) -> list[Problem]:
             )
         ]
     return []
+
+
+def _unread_cache(data: DataConfig) -> tuple[str, str] | None:
+    """Why no image is kept, so that nothing reads the cache's settings, and what to do about ``data.cache_dir``."""
+    if data.cache == "off":
+        return "data.cache=off keeps no images", "data.cache=auto, or data.cache_dir=null"
+    if data.backend == "synthetic":
+        return "data.backend=synthetic has no images to keep", "data.cache_dir=null"
+    if data.augment != "none" and data.cache == "auto":
+        reason = f"data.cache=auto keeps nothing with data.augment={data.augment}, which works on Pillow's images"
+        return reason, "data.augment=none, or data.cache_dir=null"
+    return None
 
 
 def _unread_settings(data: DataConfig) -> list[Problem]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,14 +13,16 @@ from numpy.typing import NDArray
 from fasttrain.config.schema import RunConfig
 from fasttrain.data import cache_registry
 from fasttrain.data.batch import to_device
-from fasttrain.data.cache_files import FORMAT_VERSION, Header, chunks, fingerprint, open_shard, save_shard
+from fasttrain.data.cache_files import FORMAT_VERSION, Header, chunks, fingerprint, save_shard
+from fasttrain.data.cache_folder import check_writable, remove_left_over
 from fasttrain.data.cache_memory import choose, device_memory, host_memory
 from fasttrain.data.cache_plan import MAX_PX_OVER_CACHE, cache_px, num_shards
-from fasttrain.data.cache_registry import CacheKey, names_of
+from fasttrain.data.cache_reading import SavedShard, find_shard
+from fasttrain.data.cache_registry import CacheKey
 from fasttrain.data.cache_store import ImageStore
 from fasttrain.data.check import check_shards
 from fasttrain.data.scan import Scan
-from fasttrain.errors import ConfigError, MachineError, Problem
+from fasttrain.errors import ConfigError
 
 log = logging.getLogger("fasttrain")
 
@@ -44,7 +45,8 @@ class RankCache:
 
     Raises:
         ConfigError: The shards do not divide over the ranks.
-        MachineError: ``data.cache_dir`` is a file.
+        DataError: A file is gone that the scan found.
+        MachineError: ``data.cache_dir`` cannot be written to, and not all of this cache is there yet.
     """
 
     def __init__(
@@ -58,18 +60,15 @@ class RankCache:
         self.num_shards = num_shards(config)
         own = self.num_shards // world_size
         self._own = range(rank * own, (rank + 1) * own)
-        arrays, px = scan.train.images, cache_px(config)
+        arrays, px = scan.train.images, cache_px(config, scan.num_train)
         self.size = (px, px) if arrays is None else (arrays.shape[1], arrays.shape[2])
-        images, shards = names_of(scan.train), (self._own.start, self._own.stop, self.num_shards)
+        images, shards = fingerprint(scan.root, scan.train), (self._own.start, self._own.stop, self.num_shards)
         self._key = CacheKey(images, decoder, self._data.cache, self.size, str(device), shards)
         self._store = cache_registry.take(self._key)
         self._is_open = False
-        self._fingerprint = ""
+        self._found: dict[int, SavedShard | None] = {}
         if self._data.cache_dir is not None:
-            if os.path.isfile(self._data.cache_dir):
-                what = f"data.cache_dir={self._data.cache_dir} is a file, expected a folder"
-                raise MachineError(Problem(what, "data.cache_dir=PATH of a folder, or of one that is to be made"))
-            self._fingerprint = fingerprint(scan.root, scan.train)
+            self._look_for_shards(Path(self._data.cache_dir))
         self._unsaved: list[tuple[int, Header]] = []
         self._background = ThreadPoolExecutor(1, "save_cache")
         self._saving: Future[None] | None = None
@@ -145,28 +144,51 @@ class RankCache:
     def _put(
         self, store: ImageStore, local: NDArray[np.int64], images: NDArray[np.uint8], sizes: NDArray[np.int64]
     ) -> None:
-        store.put(local, to_device(np.array(images), store.images.device), sizes)
+        store.put(local, to_device(images, store.images.device), sizes)
+
+    def _look_for_shards(self, folder: Path) -> None:
+        self._found = {shard: find_shard(folder, self._header_of(shard)) for shard in self._own}
+        if None in self._found.values():
+            # Now and not after the epoch that fills the cache; where all is there, it need only be read.
+            check_writable(folder)
+        remove_left_over(folder)
+
+    def _header_of(self, shard: int) -> Header:
+        key, count = self._key, self._in_shard(shard)
+        return Header(FORMAT_VERSION, key.images, key.decoder, self.size[0], shard, self.num_shards, count)
 
     def _load(self, store: ImageStore, folder: Path) -> None:
         """Fill the cache from the shards that are saved; those that are not will be, once it is full."""
+        was_full = store.is_full
         num_read = 0
-        for place, shard in enumerate(self._own):
-            count = self._in_shard(shard)
-            header = Header(FORMAT_VERSION, self._fingerprint, self.size[0], shard, self.num_shards, count)
-            saved = open_shard(folder, header)
-            if saved is None:
-                self._unsaved.append((place, header))
+        for place, (shard, saved) in enumerate(self._found.items()):
+            if saved is not None and was_full:
                 continue
-            if store.is_full:
-                continue
-            num_read += count
-            for part in chunks(count, header.cache_px**2 * 3):
-                local = place + len(self._own) * np.arange(part.start, part.stop)
-                self._put(store, local, saved.squares[part], saved.sizes[part].astype(np.int64))
+            good = 0 if saved is None else self._read(store, place, saved)
+            num_read += good
+            if good < self._in_shard(shard):
+                self._unsaved.append((place, self._header_of(shard)))
         store.settle()
         self._say(f"{num_read:,} of {len(store.filled):,} images read from data.cache_dir={folder}")
         if self._unsaved and store.placement.capacity < len(store.filled):
             self._say("not all images fit, so that data.cache_dir gets no new files")
+
+    def _read(self, store: ImageStore, place: int, saved: SavedShard) -> int:
+        """Put a shard's images into the cache, but for those that are damaged; returns how many are good."""
+        good, damage = 0, ""
+        for part in saved.parts():
+            if part.damage:
+                damage = part.damage
+                continue
+            good += len(part.sizes)
+            local = place + len(self._own) * np.arange(part.images.start, part.images.stop)
+            self._put(store, local, part.squares, part.sizes.astype(np.int64))
+        if damage:
+            bad = saved.header.num_images - good
+            log.warning(
+                f"{saved.file}: {bad:,} images are damaged: {damage}; they are decoded, and it is written again"
+            )
+        return good
 
     def _save(self, store: ImageStore, filled: torch.cuda.Event | None) -> None:
         """Write the shards, on a stream of its own; a disk that refuses them does not end the training."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,13 +48,18 @@ CHECKS: tuple[Callable[[RunConfig], list[Problem]], ...] = (
 )
 
 
-def check_rooms(config: RunConfig) -> None:
+def check_rooms(config: RunConfig, provenance: Mapping[str, str] | None = None) -> None:
     """Ask every room what it cannot run.
+
+    Args:
+        config: The run.
+        provenance: Where each value came from; None where nobody gave any on a command line.
 
     Raises:
         ConfigError: With the problems of all rooms together.
     """
     problems = [problem for check in CHECKS for problem in check(config)]
+    problems += fasttrain.data.check.check_given(config, provenance or {})
     if problems:
         raise ConfigError(problems)
 

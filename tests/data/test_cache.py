@@ -221,6 +221,18 @@ def test_a_stage_of_higher_px_decodes_from_the_files(folder: Path) -> None:
     assert torch.equal(epoch_images(plan, [path], 1), epoch_images(plan_off, [path_off], 1))
 
 
+def test_batches_of_every_px_lie_in_blocks_of_one_size(folder: Path) -> None:
+    stages = [{"epochs": 1, "px": 24}, {"epochs": 1, "px": 40}, {"epochs": 1, "px": 32, "batch_size": 16}]
+    plan, (path,), _ = start(folder, stages)
+    for epoch in plan.epochs:
+        for (batch,) in path.train_epoch(epoch):
+            images = batch.images_nhwc
+            assert images.shape == (epoch.batch_size, epoch.px, epoch.px, 3)
+            assert images.is_contiguous()
+            # float32; 16 images of 32 px are more than 8 of 40 px.
+            assert images.untyped_storage().nbytes() == 16 * 32**2 * 3 * 4
+
+
 def test_validation_is_decoded_once_and_keeps_its_pixels(folder: Path) -> None:
     _, (path,), (backend,) = start(folder)
     _, (path_off,), _ = start(folder, cache="off")

@@ -24,16 +24,43 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("stages", "given", "px"),
     [
-        (DAWNBENCH, None, 160),  # 24 of 28 epochs are at 128 px or less: 128 x 1.25
+        (DAWNBENCH, None, 240),  # 24 of 28 epochs are at 128 px or less: 128 / sqrt(0.3) = 233.7, a multiple of 8
         (DAWNBENCH, 128, 128),
-        (DAWNBENCH[::-1], None, 160),
-        ([{"epochs": 3, "px": 96}, {"epochs": 1, "px": 224}], None, 120),  # just three quarters
-        ([{"epochs": 2, "px": 96}, {"epochs": 1, "px": 224}], None, 280),
-        ([{"epochs": 1, "px": 50}], None, 64),  # 62.5, rounded up to a multiple of 8
+        (DAWNBENCH[::-1], None, 240),
+        ([{"epochs": 3, "px": 96}, {"epochs": 1, "px": 224}], None, 176),  # just three quarters: 175.3
+        ([{"epochs": 2, "px": 96}, {"epochs": 1, "px": 224}], None, 416),  # 409.0
+        ([{"epochs": 3, "px": 128, "min_area": 0.35}], None, 224),  # 216.4
+        ([{"epochs": 1, "px": 64, "min_area": 0.25}], None, 128),
+        ([{"epochs": 1, "px": 50, "min_area": 1.0}], None, 56),
+        # The smallest crops may be those of a stage of lower px.
+        ([{"epochs": 2, "px": 96, "min_area": 0.09}, {"epochs": 2, "px": 128, "min_area": 0.64}], None, 320),
+        ([{"epochs": 1, "px": 288, "min_area": 0.01}], None, 1024),
     ],
 )
 def test_px_of_the_squares(stages: list[dict[str, Any]], given: int | None, px: int) -> None:
     assert cache_px(make_config(stages, cache_px=given)) == px
+
+
+@pytest.mark.parametrize(
+    ("num_train", "px"),
+    [
+        (1_281_167, 160),  # 240 px: 221 GB
+        (231_482, 160),  # 240 x 240 x 3 = 172,800 bytes each: 40.00009 GB
+        (231_481, 240),  # 39.9999 GB
+    ],
+)
+def test_px_of_the_squares_of_many_images(num_train: int, px: int) -> None:
+    assert cache_px(make_config(DAWNBENCH, num_train=num_train)) == px
+    # What the folder has is known better than what the recipe expects.
+    assert cache_px(make_config(DAWNBENCH, num_train=10), num_train) == px
+
+
+def test_px_of_the_squares_of_many_images_is_never_more_than_crops_need() -> None:
+    assert cache_px(make_config([{"px": 128, "min_area": 0.81}], num_train=1_281_167)) == 144  # 142.2
+
+
+def test_padded_crops_need_squares_of_their_own_px() -> None:
+    assert cache_px(make_config([{"px": 96, "min_area": 0.25}], crop="padded")) == 96
 
 
 def test_a_stage_up_to_the_px_of_the_squares_is_served() -> None:

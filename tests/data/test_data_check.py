@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.data.check import check, check_shards
+from fasttrain.config.describe import COMMAND_LINE
+from fasttrain.data.check import check, check_given, check_shards
 from tests.data.samples import make_config
+
+SYNTHETIC: dict[str, object] = {"backend": "synthetic", "num_train": 9, "num_val": 9, "num_classes": 3}
 
 
 @pytest.mark.parametrize(
@@ -20,7 +23,21 @@ from tests.data.samples import make_config
         ({"root": "/x", "num_classes": 12, "model_classes": 10}, "model.num_classes=10", "model.num_classes=12"),
         ({"root": "/x", "crop": "padded", "pad_px": 32}, "stages.0.px=32", "data.pad_px=4"),
         ({"root": "/x", "num_shards": 6}, "data.num_shards=6: stages.0.batch_size=8", "data.num_shards=4, or null"),
-        ({"root": "/x", "cache_dir": "/y"}, "data.cache=off keeps nothing", "data.cache=auto"),
+        (
+            {"root": "/x", "cache_dir": "/y"},
+            "data.cache=off keeps no images",
+            "data.cache=auto, or data.cache_dir=null",
+        ),
+        (
+            {"root": "/x", "cache": "auto", "augment": "rand-m9-mstd0.5", "cache_dir": "/y"},
+            "data.cache_dir=/y, but data.cache=auto keeps nothing with data.augment=rand-m9-mstd0.5",
+            "data.augment=none, or data.cache_dir=null",
+        ),
+        (
+            SYNTHETIC | {"cache": "auto", "cache_dir": "/y"},
+            "data.cache_dir=/y, but data.backend=synthetic",
+            "data.cache_dir=null",
+        ),
         ({"root": "/x", "cache": "gpu", "cache_px": 31}, "data.cache_px=31", "data.cache_px=32"),
         ({"root": "/x", "kind": "cifar10", "cache": "gpu", "cache_px": 32}, "data.cache_px=32", "data.cache_px=null"),
         ({"root": "/x", "kind": "cifar10", "cache": "gpu", "cache_dir": "/y"}, "cache_dir=/y", "cache_dir=null"),
@@ -54,6 +71,33 @@ def test_problem(settings: dict[str, object], what: str, fix: str) -> None:
 )
 def test_no_problem(settings: dict[str, object]) -> None:
     assert check(make_config(**settings)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "what", "fix"),
+    [
+        ({"root": "/x"}, "data.cache_px=64, but data.cache=off", "data.cache=auto, or data.cache_px=null"),
+        (SYNTHETIC | {"cache": "auto"}, "data.cache_px=64, but data.backend=synthetic", "data.cache_px=null"),
+        (
+            {"root": "/x", "cache": "auto", "augment": "augmix-m3-w3"},
+            "data.cache_px=64, but data.cache=auto keeps nothing with data.augment=augmix-m3-w3",
+            "data.augment=none, or data.cache_px=null",
+        ),
+    ],
+)
+def test_px_of_squares_that_nobody_keeps(settings: dict[str, object], what: str, fix: str) -> None:
+    config = make_config(**settings | {"cache_px": 64})
+    (problem,) = check_given(config, {"data.cache_px": COMMAND_LINE})
+    assert what in problem.what
+    assert problem.fix == fix
+    # A recipe's own is a default, which data.cache=off may be put over.
+    assert check_given(config, {"data.cache_px": "recipes/x.yaml"}) == []
+    assert check(config) == []
+
+
+def test_px_of_squares_that_are_kept_may_be_given() -> None:
+    config = make_config(root="/x", cache="auto", cache_px=64)
+    assert check_given(config, {"data.cache_px": COMMAND_LINE}) == []
 
 
 @pytest.mark.parametrize(("cache", "ranks", "count"), [("off", 3, 0), ("gpu", 4, 0), ("gpu", 3, 1), ("auto", 16, 1)])

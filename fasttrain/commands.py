@@ -26,6 +26,7 @@ USAGE = """usage: fasttrain COMMAND ...
   report RUN_DIR [RUN_DIR ...]       one run's page, or several runs compared
   bench data|step recipe=NAME ...    images/s of the data path's parts, or of the training step
   bench ddp --model NAME ...         stock DDP against accelerated DDP, under torchrun
+  bench cluster ...                  a step on a larger cluster, simulated
 """
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,21 @@ def train_tiny(tiny_overrides: list[str]) -> Callable[..., int]:
         return main(["train", *tiny_overrides, *overrides])
 
     return train
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What is said to the user from here on, a line each, whatever a test before has done to the loggers."""
+    lines: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logger, listener = logging.getLogger("fasttrain"), Listener()
+    level = logger.level
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.setLevel(level)
+    logger.removeHandler(listener)

@@ -110,4 +110,4 @@ def _number(path: Path) -> int | None:
         text = path.read_text().strip()
     except OSError:  # no such limit on this machine
         return None
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,15 +214,14 @@ def test_records_are_cropped_after_resizing(tmp_path: Path, opened: Opened) -> N
 
 
 def test_auto_takes_dali_for_files_and_not_for_records(
-    folder: Path, tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     if importlib.util.find_spec("nvidia.dali"):
         assert opened(folder, "auto")[1].backend.name == "dali"
     root = write_cifar10(tmp_path, num_per_file=4)
     assert opened(root, "auto", kind="cifar10")[1].backend.name == "torchvision"
     monkeypatch.setitem(sys.modules, "fasttrain.data.dali_backend", None)
-    said: list[str] = []
-    monkeypatch.setattr(logging.getLogger("fasttrain"), "info", said.append)
+    said.clear()
     assert opened(folder, "auto")[1].backend.name == "torchvision"
     opened(folder, "auto", rank=1, ranks=2)
     assert [line.split("(")[0] for line in said] == ["data.backend=auto: torchvision, since DALI cannot be imported "]

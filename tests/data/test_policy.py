@@ -140,15 +140,13 @@ def test_images_in_memory_are_changed_too(tmp_path: Path) -> None:
     assert rand[0].shape == plain[0].shape
 
 
-def test_auto_takes_torchvision_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_takes_torchvision_and_says_so(tmp_path: Path, said: list[str]) -> None:
     root = make_folder(tmp_path, {"train": {"ant": 8, "bee": 8}, "val": {"ant": 2, "bee": 2}})
     config = make_config(root=str(root), augment="augmix-m3-w3", backend="auto")
-    caplog.set_level("INFO", logger="fasttrain")
     backend = start_backend(config, scan(config), make_plan(config, 16), device=CPU, rank=0)
     backend.close()
     assert backend.name == "torchvision"
-    said = "data.backend=auto: torchvision, since data.augment=augmix-m3-w3 works on Pillow's images"
-    assert [record.message for record in caplog.records] == [said]
+    assert said == ["data.backend=auto: torchvision, since data.augment=augmix-m3-w3 works on Pillow's images"]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fasttrain.bench.arms import BENCH_LR, Shape
-from fasttrain.bench.roofline import DTYPES
 from fasttrain.bench.training import reset_device
 from fasttrain.config.schema import RunConfig
+from fasttrain.data.batch import COMPUTE_DTYPES
 from fasttrain.data.preprocess import Normalize
 from fasttrain.model.build import build_model
 from fasttrain.optimizer.build import build_optimizer, hold_on_device
@@ -74,7 +74,7 @@ def _step(config: RunConfig, shape: Shape, device: torch.device, num_classes: in
     size = shape.batch_size // parts
     images = torch.randint(256, (size, shape.px, shape.px, 3), dtype=torch.uint8, device=device)
     labels = torch.randint(num_classes, (size,), device=device)
-    dtype = DTYPES[config.trainer.precision]
+    dtype = COMPUTE_DTYPES[config.trainer.precision]
 
     def step() -> None:
         # Gradients keep their places: a captured step writes to the same ones again.

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from fasttrain.data.batch import COMPUTE_DTYPES
 
 # Passes over the weights of an SGD update with momentum, fp32: weight, gradient, momentum read; weight, momentum
 # written.
@@ -96,7 +96,7 @@ def count_work(network: nn.Module, *, px: int, micro_batch: int, accumulate: int
         accumulate: Micro-batches of a step.
         precision: As in ``trainer.precision``; activations count with its bytes.
     """
-    dtype = DTYPES[precision]
+    dtype = COMPUTE_DTYPES[precision]
     copied = copy.deepcopy(network).to(device="meta", dtype=dtype).train()
     images = torch.empty((micro_batch, 3, px, px), dtype=dtype, device="meta")
     with _Count() as count:

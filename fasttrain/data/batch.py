@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+# What the network computes in, by trainer.precision.
+COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 @dataclass
 class Batch:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fasttrain.config.schema import RunConfig
 from fasttrain.data.backend import Backend, Request
-from fasttrain.data.batch import Batch, to_device
+from fasttrain.data.batch import COMPUTE_DTYPES, Batch, to_device
 from fasttrain.data.cache_plan import serves
 from fasttrain.data.crop import Cropper, Draws
 from fasttrain.data.draw import Drawer, HostDraws
@@ -21,8 +21,6 @@ from fasttrain.data.order import epoch_batches, epoch_order
 from fasttrain.data.rank_cache import RankCache
 from fasttrain.data.scan import Scan
 from fasttrain.stages import EpochPlan, Plan
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class WholeImage:
@@ -100,7 +98,7 @@ class CachedTraining:
         world_size: int,
     ) -> None:
         self.cache = RankCache(config, scan, decoder=backend.name, device=device, rank=rank, world_size=world_size)
-        self.dtype = DTYPES[config.trainer.precision]
+        self.dtype = COMPUTE_DTYPES[config.trainer.precision]
         self._seed, self._split, self._plan = config.seed, scan.train, plan
         self._labels, self._backend = labels, backend
         self._device, self._rank, self._world_size = device, rank, world_size

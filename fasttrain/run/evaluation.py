@@ -13,6 +13,7 @@ from torch import nn
 
 from fasttrain.config.compose import load_run
 from fasttrain.config.schema import RunConfig, StageConfig
+from fasttrain.data.batch import COMPUTE_DTYPES
 from fasttrain.data.layout import is_sorted_into_classes
 from fasttrain.data.path import build_data_path
 from fasttrain.data.prepare import as_flags
@@ -30,7 +31,6 @@ from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5
 from fasttrain.trainer.resume import check_classes, other_number, read_checkpoint, why_unreadable
 from fasttrain.trainer.views import NONE
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 VAL_PX = next(field.metadata for field in fields(StageConfig) if field.name == "val_px")
 # Where a checkpoint has each kind of weights; the averaged ones, where it has them, are those that count.
 WEIGHTS = {"averaged": "state_dict_ema", "raw": "state_dict"}
@@ -124,7 +124,7 @@ def _counts(
                 px=px,
                 rectangular=epoch.rectangular_val,
                 device=device,
-                dtype=DTYPES[config.trainer.precision],
+                dtype=COMPUTE_DTYPES[config.trainer.precision],
                 test_time_augmentation=config.trainer.test_time_augmentation,
             )
         finally:

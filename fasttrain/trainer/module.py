@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import torch
 from torch.optim import Optimizer
 
-from fasttrain.data.batch import Batch
+from fasttrain.data.batch import COMPUTE_DTYPES, Batch
 from fasttrain.optimizer.build import build_optimizer, set_hyperparameters
 from fasttrain.strategy.accelerated import AcceleratedDDPStrategy
 from fasttrain.trainer.compiled import compiled_graphs
@@ -23,7 +23,6 @@ from fasttrain.trainer.validated_module import ValidatedModule
 
 log = logging.getLogger("fasttrain")
 
-AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # How long Lightning is left waiting: signals and callbacks act at least this often.
 MAX_STEPS_TOGETHER, SECONDS_TOGETHER = 50, 0.5
@@ -132,7 +131,7 @@ class ClassifierModule(ValidatedModule):
             self.objective,
             self.trainer.optimizers[0],
             strategy=self.trainer.strategy,
-            precision=AUTOCAST[precision],
+            precision=COMPUTE_DTYPES[precision],
             scaler=getattr(self.trainer.precision_plugin, "scaler", None),
             clip_norm=self.config.optimizer.clip_norm,
             moving_momentum=self.config.schedule.momentum is not None,

@@ -161,10 +161,15 @@ def _killed(rank: int, number: int) -> tuple[str, int]:
 
 
 def _last_words(rank: int, failure: ProcessFailure) -> tuple[int, str, int]:
-    """When a rank failed (ns; ranks without a message last), what it said, its exit code."""
+    """When a rank failed (ns; ranks without a message last), what it said, its exit code.
+
+    The code is the one that it left with its words: the agent may have ended it before it could exit with it.
+    """
     try:
         message = json.loads(Path(failure.error_file).read_text(encoding="utf-8"))["message"]
-        return int(message["extraInfo"]["time_ns"]), str(message["message"]), failure.exitcode
+        details = message["extraInfo"]
+        return int(details["time_ns"]), str(message["message"]), int(details["exit_code"])
     except (OSError, ValueError, KeyError, TypeError):
-        text = f"error: rank {rank} ended with exit code {failure.exitcode} and left no message"
-        return sys.maxsize, text, failure.exitcode
+        # As a shell counts a process that a signal ended.
+        code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
+        return sys.maxsize, f"error: rank {rank} ended with exit code {code} and left no message", code

@@ -22,7 +22,7 @@ from fasttrain.trainer.objective import Objective
 
 log = logging.getLogger("fasttrain")
 
-# Replays that are timed for ``ShapeCost``.
+# Replays that are timed to say how many steps make up one Lightning batch.
 TIMED_STEPS = 3
 
 

@@ -170,9 +170,13 @@ class ImageDataPath:
 
     def first_train_images(self, num_images: int, px: int) -> torch.Tensor:
         """See ``DataPath``."""
-        request = Request(self._train, np.arange(num_images), px, px, CentreCrop(px, px, 1.0))
-        ((_, images_nhwc),) = self.backend.images([request])
-        return images_nhwc
+        # A back end takes no more at once than the run's largest batch.
+        most = max(self._plan.micro_batch(epoch) for epoch in self._plan.epochs)
+        parts = (np.arange(first, min(first + most, num_images)) for first in range(0, num_images, most))
+        crop = CentreCrop(px, px, 1.0)
+        return torch.cat(
+            [images for _, images in self.backend.images(Request(self._train, rows, px, px, crop) for rows in parts)]
+        )
 
     def close(self) -> None:
         """See ``DataPath``."""

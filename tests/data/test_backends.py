@@ -18,6 +18,7 @@ from fasttrain.data.batch import Batch
 from fasttrain.data.order import epoch_order
 from fasttrain.data.path import ImageDataPath, build_data_path
 from fasttrain.data.scan import scan
+from fasttrain.data.validation import MIN_BATCH
 from fasttrain.errors import MachineError
 from fasttrain.stages import Plan
 from tests.data.samples import make_config, make_folder, make_plan, write_cifar10
@@ -162,6 +163,18 @@ def test_batches_may_be_kept(folder: Path, opened: Opened, backend: str) -> None
         kept.append(batch)
         copies.append(Batch(batch.images_nhwc.clone(), batch.labels.clone(), batch.num_valid))
     assert_same(kept, copies)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_first_images_may_be_more_than_the_largest_batch(opened: Opened, tmp_path: Path, backend: str) -> None:
+    # A network that whitens its inputs looks at thousands.
+    count = MIN_BATCH + 5
+    make_folder(tmp_path, {"train": {"ant": count}, "val": {"ant": 1}})
+    _, path = opened(tmp_path, backend, [{"batch_size": 2}])
+    images = path.first_train_images(count, 32)
+    assert images.shape == (count, 32, 32, 3)
+    for number in (1, MIN_BATCH // 2, MIN_BATCH):
+        assert torch.equal(images[number - 1], path.first_train_images(number, 32)[-1])
 
 
 @pytest.mark.parametrize("workers", [0, 1, 5])

@@ -138,6 +138,7 @@ class ModelConfig:
     init_from: str | None = path("runs/NAME/checkpoints/best.ckpt")
     args: dict[str, Any] = text("{drop_path_rate: 0.05}")
     head_init_std: float | None = number(gt=0, unit="standard deviation", example="0.01")
+    ensemble: int = number(ge=1, unit="networks", example="1")
     batchnorm: BatchNormConfig = part()
     kernels: KernelsConfig = part()
 

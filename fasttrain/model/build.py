@@ -14,6 +14,7 @@ from torch import nn
 from fasttrain.config.schema import ModelConfig
 from fasttrain.errors import ConfigError, MachineError, Problem
 from fasttrain.model import batchnorm, hub, whitened  # noqa: F401  (whitened is imported to be registered)
+from fasttrain.model.ensemble import ensemble_of
 from fasttrain.model.head import init_head
 from fasttrain.model.kernels import use_kernels
 from fasttrain.model.weights import load_weights
@@ -30,26 +31,17 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
         num_classes: Outputs of the classifier.
 
     Returns:
-        The network: float32 images NCHW in, logits ``[N, num_classes]`` out.
+        The network: float32 images NCHW in, logits ``[N, num_classes]`` out; of an ensemble see ``ensemble.py``.
 
     Raises:
         ConfigError: An unknown name or argument, an option that finds nothing to act on, or weights of
             another network in ``model.init_from``.
         MachineError: Published weights that cannot be fetched.
     """
-    # The class is known only from an instance; one on the meta device costs no memory and no random numbers.
-    arguments = timm_arguments(config)
-    zero_init = config.batchnorm.zero_init_last
-    timm_zero_inits = takes_argument(meta_model(config, num_classes), "zero_init_last")
-    if zero_init is not None and timm_zero_inits:
-        arguments["zero_init_last"] = zero_init
-    model = _create(config, num_classes, arguments)
-    if zero_init and not timm_zero_inits:
-        batchnorm.zero_init_last(model)
-    batchnorm.apply_options(model, config.batchnorm)
-    use_kernels(model, config.kernels)
-    if config.head_init_std is not None:
-        init_head(model, config.head_init_std)
+    if config.ensemble > 1:
+        model: nn.Module = ensemble_of([_build_network(config, num_classes) for _ in range(config.ensemble)])
+    else:
+        model = _build_network(config, num_classes)
     if config.init_from is not None:
         load_weights(model, config.init_from, name=config.name)
     return model
@@ -93,6 +85,23 @@ def unknown_network(name: str) -> Problem:
     fix = f"did you mean {', '.join(f'model.name={match}' for match in close)}?" if close else ""
     every = "all names: python -c 'import timm; print(*timm.list_models())'"
     return Problem(f"model.name={name}: timm {timm.__version__} has no such network", fix or every)
+
+
+def _build_network(config: ModelConfig, num_classes: int) -> nn.Module:
+    # The class is known only from an instance; one on the meta device costs no memory and no random numbers.
+    arguments = timm_arguments(config)
+    zero_init = config.batchnorm.zero_init_last
+    timm_zero_inits = takes_argument(meta_model(config, num_classes), "zero_init_last")
+    if zero_init is not None and timm_zero_inits:
+        arguments["zero_init_last"] = zero_init
+    model = _create(config, num_classes, arguments)
+    if zero_init and not timm_zero_inits:
+        batchnorm.zero_init_last(model)
+    batchnorm.apply_options(model, config.batchnorm)
+    use_kernels(model, config.kernels)
+    if config.head_init_std is not None:
+        init_head(model, config.head_init_std)
+    return model
 
 
 def _has_tag(name: str) -> bool:

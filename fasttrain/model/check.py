@@ -43,6 +43,21 @@ def check(config: RunConfig) -> list[Problem]:
                 "model.pretrained=false",
             )
         )
+    if model.ensemble > 1 and model.pretrained:
+        problems.append(
+            Problem(
+                f"model.ensemble={model.ensemble} and model.pretrained=true: the networks would start alike",
+                "model.ensemble=1, or model.pretrained=false",
+            )
+        )
+    if model.ensemble > 1 and config.trainer.jsd_alpha > 0:
+        problems.append(
+            Problem(
+                f"trainer.jsd_alpha={config.trainer.jsd_alpha:g}: the views of an image are compared for one network, "
+                f"model.ensemble={model.ensemble} has several",
+                "trainer.jsd_alpha=0, or model.ensemble=1",
+            )
+        )
     loaded = "model.pretrained=true" if model.pretrained else "model.init_from"
     if model.pretrained or model.init_from is not None:
         if model.batchnorm.zero_init_last:

@@ -96,11 +96,11 @@ class Mixing(nn.Module):
         return images * own + images.roll(1, 0) * (1 - own)
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor, *, label_smoothing: float) -> torch.Tensor:
-        """Cross-entropy with the blended targets: logits [n, classes], labels int64 [n].
+        """Cross-entropy with the blended targets: logits [n, classes, ...], labels int64 [n, ...].
 
         Cross-entropy is linear in the target, so it is the blend of both labels' losses.
         """
         share = self.numbers[5]
         own = F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
-        other = F.cross_entropy(logits, labels.roll(1), label_smoothing=label_smoothing)
+        other = F.cross_entropy(logits, labels.roll(1, 0), label_smoothing=label_smoothing)
         return share * own + (1 - share) * other

@@ -17,7 +17,7 @@ class Objective(nn.Module):
     """The network with the normalisation in front of it and the loss behind.
 
     Args:
-        network: float NCHW in channels_last memory in, logits [n, C] out.
+        network: float NCHW in channels_last memory in, logits [n, C] out, of an ensemble [n, C, members].
         normalize: In front of it.
         label_smoothing: Share of the target spread over all classes.
         mixing: Mixup of the images; None where it is off.
@@ -46,7 +46,8 @@ class Objective(nn.Module):
     def forward(self, images_nhwc: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Cross-entropy of a micro-batch, the mean over its images, 0-dim float32; of mixed images with mixed targets.
 
-        With several views of each image it is that of the plain ones, and the divergence of all is added.
+        With several views of each image it is that of the plain ones, and the divergence of all is added. Of an
+        ensemble it is the sum of the members' losses: each learns as if it were alone.
 
         Args:
             images_nhwc: uint8, or normalised floating point, [n, h, w, 3].
@@ -55,7 +56,10 @@ class Objective(nn.Module):
         images = self.normalize(images_nhwc)
         if self.jsd is not None:
             return cast(torch.Tensor, self.jsd(self.network(images).float(), labels))
+        logits = self.network(images if self.mixing is None else self.mixing.images(images)).float()
+        members = logits.shape[2] if logits.ndim == 3 else 1
+        if members > 1:
+            labels = labels[:, None].expand(-1, members)
         if self.mixing is not None:
-            logits = self.network(self.mixing.images(images))
-            return self.mixing.loss(logits.float(), labels, label_smoothing=self.label_smoothing)
-        return F.cross_entropy(self.network(images).float(), labels, label_smoothing=self.label_smoothing)
+            return members * self.mixing.loss(logits, labels, label_smoothing=self.label_smoothing)
+        return members * F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)

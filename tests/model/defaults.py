@@ -1,6 +1,6 @@
 """Options that leave a network as its library builds it: conf/model's defaults."""
 
-from fasttrain.config.schema import BatchNormConfig, KernelsConfig
+from fasttrain.config.schema import BatchNormConfig, KernelsConfig, ModelConfig
 
 OWN = BatchNormConfig(
     zero_init_last=None,
@@ -13,3 +13,14 @@ OWN = BatchNormConfig(
     recalibrate_images=0,
 )
 KERNELS = KernelsConfig(stem="auto", batchnorm="auto", max_pool="auto", norm_relu_pool="auto")
+MODEL = ModelConfig(
+    name="resnet18d",
+    num_classes=None,
+    pretrained=False,
+    init_from=None,
+    args={},
+    head_init_std=None,
+    ensemble=1,
+    batchnorm=OWN,
+    kernels=KERNELS,
+)

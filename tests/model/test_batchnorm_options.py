@@ -17,20 +17,11 @@ from fasttrain.model.batchnorm import apply_options, batchnorms, synchronised
 from fasttrain.model.build import build_model
 from fasttrain.model.check import check, check_libraries
 from fasttrain.optimizer.groups import parameter_groups, with_batchnorm_bias_lr
-from tests.model.defaults import KERNELS, OWN
+from tests.model.defaults import MODEL, OWN
 
 
 def model_config(name: str, **options: Any) -> ModelConfig:
-    return ModelConfig(
-        name=name,
-        num_classes=None,
-        pretrained=False,
-        init_from=None,
-        args={},
-        head_init_std=None,
-        batchnorm=replace(OWN, **options),
-        kernels=KERNELS,
-    )
+    return replace(MODEL, name=name, batchnorm=replace(OWN, **options))
 
 
 def run(

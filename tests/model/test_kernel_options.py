@@ -19,8 +19,8 @@ from fasttrain.model.moments import FastBatchNorm2d
 from fasttrain.model.pooling import FastMaxPool2d, can_pool, is_pool
 from fasttrain.model.stem import FoldedStemConv2d
 from fasttrain.trainer.resume import HARMLESS
-from tests.model.defaults import KERNELS
-from tests.model.test_model_check import CONFIG, run, told
+from tests.model.defaults import KERNELS, MODEL
+from tests.model.test_model_check import run, told
 
 KEYS = ("stem", "batchnorm", "max_pool", "norm_relu_pool")
 AUTO = KERNELS
@@ -91,7 +91,7 @@ def test_kernels_of_a_gpu_need_channels_last_memory() -> None:
 
 
 def replace_model(config: Any, kernels: KernelsConfig) -> Any:
-    return SimpleNamespace(model=replace(CONFIG, kernels=kernels), stages=config.stages, trainer=config.trainer)
+    return SimpleNamespace(model=replace(MODEL, kernels=kernels), stages=config.stages, trainer=config.trainer)
 
 
 def test_batchnorm_by_sums_needs_compilation() -> None:

@@ -12,28 +12,16 @@ import timm
 import torch
 from torch import nn
 
-from fasttrain.config.schema import ModelConfig
 from fasttrain.errors import ConfigError, MachineError
 from fasttrain.model import hub
 from fasttrain.model.batchnorm import batchnorms
 from fasttrain.model.build import build_model
-from tests.model.defaults import KERNELS, OWN
-
-CONFIG = ModelConfig(
-    name="resnet18d",
-    num_classes=None,
-    pretrained=False,
-    init_from=None,
-    args={},
-    head_init_std=None,
-    batchnorm=OWN,
-    kernels=KERNELS,
-)
+from tests.model.defaults import MODEL, OWN
 
 
 def build(name: str = "resnet18d", *, num_classes: int = 10, **changes: Any) -> nn.Module:
     batchnorm = replace(OWN, **{k: changes.pop(k) for k in vars(OWN) if k in changes})
-    return build_model(replace(CONFIG, name=name, batchnorm=batchnorm, **changes), num_classes)
+    return build_model(replace(MODEL, name=name, batchnorm=batchnorm, **changes), num_classes)
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:

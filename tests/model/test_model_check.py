@@ -11,21 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.config.schema import ModelConfig, StageConfig
+from fasttrain.config.schema import StageConfig
 from fasttrain.model.build import meta_model
 from fasttrain.model.check import check, check_libraries, refusal
-from tests.model.defaults import KERNELS, OWN
-
-CONFIG = ModelConfig(
-    name="resnet18d",
-    num_classes=None,
-    pretrained=False,
-    init_from=None,
-    args={},
-    head_init_std=None,
-    batchnorm=OWN,
-    kernels=KERNELS,
-)
+from tests.model.defaults import MODEL, OWN
 
 
 def stage(px: int, val_px: int, *, rectangular: bool = False) -> StageConfig:
@@ -36,7 +25,7 @@ def run(*stages: StageConfig, **changes: Any) -> Any:
     trainer = SimpleNamespace(
         device_batch_size=None, devices=1, num_nodes=1, channels_last=True, compile=True, accelerator="auto"
     )
-    return SimpleNamespace(model=replace(CONFIG, **changes), stages=list(stages) or [stage(96, 128)], trainer=trainer)
+    return SimpleNamespace(model=replace(MODEL, **changes), stages=list(stages) or [stage(96, 128)], trainer=trainer)
 
 
 def told(problems: list[Any]) -> str:
@@ -84,7 +73,7 @@ def test_batchnorm_of_one_image(batch_sizes: list[int], bound: int | None, devic
     problems = check_libraries(config, 10)
     assert [problem.fix for problem in problems] == fixes
     assert all("has BatchNorm, which needs at least 2" in problem.what for problem in problems)
-    config.model = replace(CONFIG, name="test_vit")
+    config.model = replace(MODEL, name="test_vit")
     config.stages = [replace(row, px=160, val_px=160) for row in config.stages]
     assert check_libraries(config, 10) == []
 
@@ -149,7 +138,7 @@ def test_rectangular_validation() -> None:
 
 
 def test_asking_leaves_the_network_as_it_was() -> None:
-    model = meta_model(replace(CONFIG, name="resnet18d"), 10)
+    model = meta_model(replace(MODEL, name="resnet18d"), 10)
     before = torch.random.get_rng_state()
     assert refusal(model, 64, 96) == ""
     assert model.training

@@ -10,22 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fasttrain.config.schema import ModelConfig
 from fasttrain.errors import ConfigError
 from fasttrain.model.build import build_model, meta_model
 from fasttrain.model.whitened import WHITENING_EPS, WhitenedConvNet, whitening_filters
-from tests.model.defaults import KERNELS, OWN
+from tests.model.defaults import MODEL
 
-CONFIG = ModelConfig(
-    name="whitened_convnet",
-    num_classes=None,
-    pretrained=False,
-    init_from=None,
-    args={},
-    head_init_std=None,
-    batchnorm=OWN,
-    kernels=KERNELS,
-)
+CONFIG = replace(MODEL, name="whitened_convnet")
 
 
 def build(**arguments: Any) -> WhitenedConvNet:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from fasttrain.config.schema import (
     HybridConfig,
-    ModelConfig,
     MuonSGDConfig,
     NamedOptimizerConfig,
     OptimizerConfig,
@@ -15,7 +15,7 @@ from fasttrain.config.schema import (
     SGDConfig,
     StageConfig,
 )
-from tests.model.defaults import KERNELS, OWN
+from tests.model.defaults import MODEL
 
 SHARED: dict[str, Any] = {
     "lr": 0.5,
@@ -70,16 +70,7 @@ OF_KIND: dict[str, tuple[type[OptimizerConfig], dict[str, Any]]] = {
 def run_config(kind: str, *, epochs: int = 28, model: str = "resnet18d", **changes: Any) -> Any:
     """A run with the optimizer ``kind`` and one stage."""
     schema, own = OF_KIND[kind]
-    network = ModelConfig(
-        name=model,
-        num_classes=None,
-        pretrained=False,
-        init_from=None,
-        args={},
-        head_init_std=None,
-        batchnorm=OWN,
-        kernels=KERNELS,
-    )
+    network = replace(MODEL, name=model)
     return SimpleNamespace(
         optimizer=schema(kind=kind, **(SHARED | own | changes)),
         schedule=SimpleNamespace(momentum=None),

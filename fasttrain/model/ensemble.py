@@ -1,0 +1,80 @@
+"""Several networks as one: trained side by side on the same batches, answering together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fasttrain.model.head import heads
+
+
+class Ensemble(nn.Module):
+    """Networks of one kind with first weights of their own.
+
+    In training each answers for itself, so that its weights move as if it were alone. In evaluation the answer is the
+    mean of their probabilities: their mistakes differ, and the mean makes fewer than any one of them.
+
+    Args:
+        members: At least two, of equal numbers of classes.
+
+    Source: arXiv:1612.01474 (deep ensembles: different first weights alone suffice).
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, images_nchw: Tensor) -> Tensor:
+        """Images [n, 3, h, w] to logits: [n, C, members] in training, else [n, C], logarithms of mean probabilities."""
+        logits = torch.stack([member(images_nchw) for member in self.members], dim=2)
+        if self.training:
+            return logits
+        return F.log_softmax(logits.float(), dim=1).logsumexp(dim=2) - math.log(len(self.members))
+
+    def get_classifier(self) -> list[nn.Module]:
+        """The members' heads, as timm's networks give theirs."""
+        return [head for member in self.members for head in heads(member)]
+
+    def no_weight_decay(self) -> set[str]:
+        """What the members name so, by the ensemble's names."""
+        return {name for part in self._each("no_weight_decay") for name in part}
+
+    def trained_epochs(self) -> dict[str, float]:
+        """Parameters that are trained in the first epochs only, by name."""
+        return {name: epochs for part in self._each("trained_epochs") for name, epochs in part.items()}
+
+    def _each(self, method: str) -> list[dict[str, Any]]:
+        """What a method of the members says of their parameters, where they have it."""
+        said = []
+        for number, member in enumerate(self.members):
+            if (listed := getattr(member, method, None)) is not None:
+                names = cast(Callable[[], Any], listed)()
+                values = names if isinstance(names, dict) else dict.fromkeys(names)
+                said.append({f"members.{number}.{name}": value for name, value in values.items()})
+        return said
+
+
+class EnsembleFromImages(Ensemble):
+    """An ensemble whose members set first weights by looking at training images (``trainer/first_images.py``)."""
+
+    @property
+    def num_initial_images(self) -> int:
+        """As many as a member wants."""
+        return max(cast(int, member.num_initial_images) for member in self.members)
+
+    @torch.no_grad()
+    def initialize_from_images(self, images_nchw: Tensor) -> None:
+        """Let each member look at them: normalised images [n, 3, h, w] on the network's device."""
+        for member in self.members:
+            cast(Callable[[Tensor], None], member.initialize_from_images)(images_nchw)
+
+
+def ensemble_of(members: Sequence[nn.Module]) -> Ensemble:
+    """The ensemble that suits its members."""
+    looks = all(hasattr(member, "initialize_from_images") for member in members)
+    return EnsembleFromImages(members) if looks else Ensemble(members)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -31,10 +32,28 @@ class Ensemble(nn.Module):
 
     def forward(self, images_nchw: Tensor) -> Tensor:
         """Images [n, 3, h, w] to logits: [n, C, members] in training, else [n, C], logarithms of mean probabilities."""
-        logits = torch.stack([member(images_nchw) for member in self.members], dim=2)
+        logits = torch.stack(self._answers(images_nchw), dim=2)
         if self.training:
             return logits
         return F.log_softmax(logits.float(), dim=1).logsumexp(dim=2) - math.log(len(self.members))
+
+    def _answers(self, images: Tensor) -> list[Tensor]:
+        """Each member's logits; on a GPU at once, since a network on a small batch leaves most of it idle."""
+        if not images.is_cuda or torch.compiler.is_compiling():
+            return [member(images) for member in self.members]
+        current = torch.cuda.current_stream(images.device)
+        answers = []
+        for member, stream in zip(self.members, _streams(images.device, len(self.members)), strict=True):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                answer = member(images)
+            # Autograd runs a layer's backward pass on the stream of its forward pass and joins them at its end.
+            images.record_stream(stream)
+            answer.record_stream(current)
+            answers.append(answer)
+        for stream in _streams(images.device, len(self.members)):
+            current.wait_stream(stream)
+        return answers
 
     def get_classifier(self) -> list[nn.Module]:
         """The members' heads, as timm's networks give theirs."""
@@ -72,6 +91,12 @@ class EnsembleFromImages(Ensemble):
         """Let each member look at them: normalised images [n, 3, h, w] on the network's device."""
         for member in self.members:
             cast(Callable[[Tensor], None], member.initialize_from_images)(images_nchw)
+
+
+@functools.cache
+def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    """Streams for so many members, the same each time: a capture remembers them."""
+    return [torch.cuda.Stream(device) for _ in range(count)]
 
 
 def ensemble_of(members: Sequence[nn.Module]) -> Ensemble:

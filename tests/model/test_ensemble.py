@@ -38,11 +38,14 @@ def ensemble(members: int = 2, name: str = "resnet18d", **settings: Any) -> Ense
     return network
 
 
-def gradients(network: nn.Module, mixing: Mixing | None) -> tuple[float, dict[str, torch.Tensor]]:
+def gradients(
+    network: nn.Module, mixing: Mixing | None = None, device: str = "cpu"
+) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss of one batch, and its gradients by the parameters' names."""
     random = torch.Generator().manual_seed(1)
-    images, labels = torch.rand(8, 64, 64, 3, generator=random), torch.randint(10, (8,), generator=random)
-    normalize = Normalize([0.5, 0.5, 0.5], [0.25, 0.25, 0.25])
+    images = torch.rand(8, 64, 64, 3, generator=random).to(device)
+    labels = torch.randint(10, (8,), generator=random).to(device)
+    normalize = Normalize([0.5, 0.5, 0.5], [0.25, 0.25, 0.25]).to(device)
     loss = Objective(network.train(), normalize, label_smoothing=0.1, mixing=mixing)(images, labels)
     loss.backward()
     return loss.item(), {
@@ -66,6 +69,19 @@ def test_each_member_learns_as_if_it_were_alone(mixed: bool) -> None:
     for name, value in together.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
     assert loss == pytest.approx(sum(own for own, _ in alone), rel=1e-5)
+
+
+@pytest.mark.gpu
+def test_members_at_once_on_a_gpu_learn_as_one_after_the_other() -> None:
+    network = ensemble(3).cuda()
+    alone = [gradients(copy.deepcopy(member), device="cuda") for member in network.members]
+    for _ in range(3):
+        network.zero_grad()
+        loss, together = gradients(network, device="cuda")
+        for number, (_, own) in enumerate(alone):
+            for name, value in own.items():
+                torch.testing.assert_close(together[f"members.{number}.{name}"], value, rtol=1e-2, atol=1e-4, msg=name)
+        assert loss == pytest.approx(sum(own for own, _ in alone), rel=1e-3)
 
 
 def test_the_answer_is_the_mean_of_the_probabilities() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,10 @@ import nvidia.dali
 import torch
 from numpy.typing import NDArray
 from nvidia.dali.plugin.pytorch import feed_ndarray
-from PIL import Image
 
 from fasttrain.data.backend import Request
+from fasttrain.data.dali_files import STAND_IN_PX, OddFiles
+from fasttrain.data.dali_inputs import box_inputs, whole_inputs
 from fasttrain.data.dali_stages import (
     HARDWARE_DECODER_LOAD,
     Stage,
@@ -27,13 +26,10 @@ from fasttrain.data.dali_stages import (
     pixels,
 )
 from fasttrain.data.dali_tuning import TUNE_SECONDS, fastest_load
-from fasttrain.data.decode import decode_part, find_bad_files
+from fasttrain.data.decode import find_bad_files
 from fasttrain.errors import DataError, MachineError, Problem
 
 log = logging.getLogger("fasttrain")
-
-STAND_IN_PX = 32
-JPEG_START, JPEG_END = (0xFF, 0xD8), (0xFF, 0xD9)
 
 
 class _Reader:
@@ -89,11 +85,7 @@ class DaliBackend:
         self._max_batch, self._encoded = max_batch, encoded
         self._load = HARDWARE_DECODER_LOAD if hw_decoder_load is None else hw_decoder_load
         self._tuned = hw_decoder_load is not None or not encoded
-        self._folder = tempfile.TemporaryDirectory(prefix="fasttrain-dali-")
-        self._stand_in = str(Path(self._folder.name) / "stand_in.jpg")
-        Image.new("RGB", (STAND_IN_PX, STAND_IN_PX)).save(self._stand_in)
-        self._pillow_only: set[str] = set()
-        self._whole: set[str] = set()  # JPEGs that Pillow decodes although something follows their end
+        self._odd = OddFiles()
         self._owner: _Reader | None = None
         self._build()
 
@@ -122,20 +114,20 @@ class DaliBackend:
         for stage in ("_headers", "_pixels"):
             vars(self).pop(stage, None)
         self._owner = None
-        self._folder.cleanup()
+        self._odd.close()
 
     def _build(self) -> None:
         whole = np.full((1, 2), STAND_IN_PX)
         bytes_or_pixels: Any = (
-            [np.fromfile(self._stand_in, dtype=np.uint8)]
+            [np.fromfile(self._odd.stand_in, dtype=np.uint8)]
             if self._encoded
             else np.zeros((1, STAND_IN_PX, STAND_IN_PX, 3), dtype=np.uint8)
         )
-        example = {"image": bytes_or_pixels, **self._regions(np.zeros((1, 2)), whole, whole, whole)}
+        example = {"image": bytes_or_pixels, **whole_inputs(whole, encoded=self._encoded)}
         self._example = example
         try:
             pipeline = headers(batch_size=self._max_batch, threads=self._threads)
-            self._headers = Stage(pipeline, self._paths([self._stand_in]))
+            self._headers = Stage(pipeline, {"path": path_array([self._odd.stand_in])})
             self._pixels = self._pixel_stage(self._load)
         except StageError as error:
             raise self._broken(str(error)) from error
@@ -160,9 +152,9 @@ class DaliBackend:
         self._let_go()
         self._owner = None
         try:
-            self._headers.feed(self._paths([request.split.paths[row] for row in request.rows.tolist()]))
+            self._headers.feed({"path": path_array(self._odd.for_dali(request))})
             encoded, shapes, *_ = self._headers.take()
-            inputs = {"image": encoded, **self._boxes(request, np.array(shapes.as_tensor())[:, :2])}
+            inputs = {"image": encoded, **box_inputs(request, np.array(shapes.as_tensor())[:, :2], encoded=True)}
             self._load, found = fastest_load(
                 inputs, len(request.rows), self._pixel_stage, self._device, seconds=TUNE_SECONDS
             )
@@ -199,12 +191,12 @@ class DaliBackend:
         """Keep both stages busy."""
         while True:
             while self._encoded and self._headers.has_room and (request := reader.request(reader.fed_headers)):
-                self._headers.feed(self._paths([request.split.paths[row] for row in request.rows.tolist()]))
+                self._headers.feed({"path": path_array(self._odd.for_dali(request))})
                 reader.fed_headers += 1
             if not self._pixels.has_room or not (request := reader.request(reader.fed_pixels)):
                 return
             image, sizes = self._source(request)
-            self._pixels.feed({"image": image, **self._boxes(request, sizes)})
+            self._pixels.feed({"image": image, **box_inputs(request, sizes, encoded=self._encoded)})
             reader.fed_pixels += 1
             if not self._encoded:
                 reader.fed_headers = reader.fed_pixels
@@ -213,62 +205,11 @@ class DaliBackend:
         """The images of a request as the second stage takes them, and their sizes, int64 [n, 2]."""
         if self._encoded:
             encoded, shapes, *ends = self._headers.take()
-            self._check_ends(request, *(np.array(end.as_tensor()) for end in ends))
+            self._odd.check_ends(request, *(np.array(end.as_tensor()) for end in ends))
             return encoded, np.array(shapes.as_tensor())[:, :2]
         assert request.split.images is not None
         images = request.split.images[request.rows]
         return images, np.tile(np.array(images.shape[1:3], dtype=np.int64), (len(images), 1))
-
-    def _check_ends(self, request: Request, first: NDArray[np.uint8], last: NDArray[np.uint8]) -> None:
-        """Refuse JPEGs that are cut off, as every other back end does: nvJPEG fills what is missing with gray.
-
-        Args:
-            request: The batch.
-            first, last: Two bytes of each file, uint8 [n, 2].
-
-        Raises:
-            DataError: Files that Pillow cannot decode to their end.
-        """
-        endless = (first == JPEG_START).all(axis=1) & (last != JPEG_END).any(axis=1)
-        paths = [request.split.paths[row] for row in request.rows[endless].tolist()]
-        unknown = [path for path in dict.fromkeys(paths) if path not in self._whole and path not in self._pillow_only]
-        if problems := find_bad_files(unknown):
-            raise DataError(problems)
-        self._whole.update(unknown)
-
-    def _boxes(self, request: Request, sizes: NDArray[np.int64]) -> dict[str, Any]:
-        boxes = request.crop.boxes(sizes)
-        output = np.broadcast_to(np.array([request.height, request.width]), sizes.shape)
-        inputs = self._regions(boxes[:, :2], boxes[:, 2:], sizes, output)
-        if request.flips is not None:
-            # DALI mirrors a region that ends left of where it starts.
-            left, right = inputs["roi_start"][:, 1], inputs["roi_end"][:, 1]
-            left[request.flips], right[request.flips] = right[request.flips], left[request.flips]
-        return inputs
-
-    def _regions(
-        self,
-        top_left: NDArray[np.float64],
-        bottom_right: NDArray[Any],
-        sizes: NDArray[np.int64],
-        output: NDArray[np.int64],
-    ) -> dict[str, Any]:
-        """Inputs of the second stage for boxes of images; all [n, 2], down and across, pixels."""
-        inputs: dict[str, Any] = {"size": output.astype(np.float32)}
-        start: NDArray[Any] = np.zeros_like(sizes)
-        if self._encoded:
-            # The antialiasing filter reaches one output pixel, at least one of the image, beyond the box.
-            reach = np.ceil(np.maximum((bottom_right - top_left) / output, 1)) + 1
-            start = np.maximum(np.floor(top_left) - reach, 0)
-            end = np.minimum(np.ceil(bottom_right) + reach, sizes)
-            inputs |= {"start": start.astype(np.int32), "shape": (end - start).astype(np.int32)}
-        inputs["roi_start"] = (top_left - start).astype(np.float32)
-        inputs["roi_end"] = (bottom_right - start).astype(np.float32)
-        return {name: np.ascontiguousarray(values) for name, values in inputs.items()}
-
-    def _paths(self, paths: list[str]) -> dict[str, Any]:
-        """Input of the first stage; in place of files that DALI cannot read stands one that it can."""
-        return {"path": path_array([self._stand_in if path in self._pillow_only else path for path in paths])}
 
     def _take(self, request: Request) -> torch.Tensor:
         """Images of the oldest run, copied into memory of torch's own."""
@@ -280,17 +221,9 @@ class DaliBackend:
         shape = (len(request.rows), request.height, request.width, 3)
         images = torch.empty(shape, dtype=torch.uint8, device=self._device)
         feed_ndarray(output, images, cuda_stream=stream)
-        if self._pillow_only and self._encoded:
-            self._fill_in(request, images)
+        if self._encoded:
+            self._odd.fill_in(request, images)
         return images
-
-    def _fill_in(self, request: Request, images: torch.Tensor) -> None:
-        """Decode with Pillow what DALI cannot."""
-        for place, row in enumerate(request.rows.tolist()):
-            if request.split.paths[row] in self._pillow_only:
-                decoded = np.empty(images.shape, dtype=np.uint8)
-                decode_part(request, slice(place, place + 1), decoded)
-                images[place] = torch.from_numpy(decoded[place])
 
     def _recover(self, reader: _Reader, error: StageError) -> None:
         """After a failed run: build anew, name the bad files or find those that only Pillow reads.
@@ -304,8 +237,8 @@ class DaliBackend:
             paths = list(dict.fromkeys(split.paths[row] for split, row in rows))
             if problems := find_bad_files(paths):
                 raise DataError(problems) from error
-            unread = {path for path in paths if path not in self._pillow_only and not self._decodes(path)}
-            self._pillow_only |= unread
+            unread = [path for path in paths if not self._odd.is_left_to_pillow(path) and not self._decodes(path)]
+            self._odd.leave_to_pillow(unread)
             if unread:
                 return
         if reader.failed is reader.pending[0]:
@@ -314,10 +247,10 @@ class DaliBackend:
 
     def _decodes(self, path: str) -> bool:
         try:
-            self._headers.feed(self._paths([path]))
+            self._headers.feed({"path": path_array([path])})
             encoded, shapes, *_ = self._headers.take()
             sizes = np.array(shapes.as_tensor())[:, :2]
-            self._pixels.feed({"image": encoded, **self._regions(np.zeros((1, 2)), sizes, sizes, sizes)})
+            self._pixels.feed({"image": encoded, **whole_inputs(sizes, encoded=True)})
             self._pixels.take()
         except StageError:
             self._build()

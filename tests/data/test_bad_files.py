@@ -117,9 +117,9 @@ def test_sizes_come_from_headers(folder: Path, tmp_path: Path) -> None:
 @needs_dali
 def test_a_jpeg_without_its_end_is_refused_before_dali_decodes_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NvJPEG fills the missing rows with gray and says nothing."""
-    from fasttrain.data.dali_backend import DaliBackend
+    from fasttrain.data import dali_backend
 
-    def never(backend: DaliBackend, request: object, sizes: object) -> None:
+    def never(*_: object, **__: object) -> None:
         raise AssertionError("the batch was decoded")
 
     config = make_config([{"batch_size": 26}], root=str(root), backend="dali")
@@ -128,7 +128,7 @@ def test_a_jpeg_without_its_end_is_refused_before_dali_decodes_it(root: Path, mo
     bad.write_bytes(bad.read_bytes()[:-200])
     plan = make_plan(config, found.num_train)
     path = build_data_path(config, found, plan, device=torch.device("cpu"), rank=0, world_size=1)
-    monkeypatch.setattr(DaliBackend, "_boxes", never)
+    monkeypatch.setattr(dali_backend, "box_inputs", never)
     try:
         with pytest.raises(DataError, match=f"{bad} cannot be decoded: image file is truncated"):
             list(path.train_epoch(plan.epochs[0]))

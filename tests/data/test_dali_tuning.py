@@ -73,7 +73,7 @@ def test_every_candidate_gets_its_turn_until_time_is_up(monkeypatch: pytest.Monk
         built.append(load)
         return backend._pixel_stage(load)
 
-    inputs = backend._example | {"image": [np.fromfile(backend._stand_in, dtype=np.uint8)]}
+    inputs = backend._example | {"image": [np.fromfile(backend._odd.stand_in, dtype=np.uint8)]}
     best, found = fastest_load(inputs, 1, build, CPU, candidates=(0.1, 0.2), seconds=8.0)
     assert built == [0.1, 0.2]
     assert best in found

@@ -55,7 +55,8 @@ def test_the_parts_add_up_to_the_wall_time() -> None:
 
 def test_the_device_is_waited_for_where_parts_change() -> None:
     time, calls = Time(), []
-    clock = Clock(100.0, synchronize=lambda: calls.append(time.now), now=time)
+    clock = Clock(100.0, now=time)
+    clock.synchronize = lambda: calls.append(time.now)
     clock.start()
     time.now += 5
     with clock.paused("validation"):

@@ -102,13 +102,13 @@ def versions(device_type: str) -> dict[str, str]:
         found["cudnn"] = str(torch.backends.cudnn.version())
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
             found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-        driver = _driver()
+        driver = driver_version()
         if driver:
             found["driver"] = driver
     return found
 
 
-def _driver(module: Path = DRIVER_MODULE) -> str:
+def driver_version(module: Path = DRIVER_MODULE) -> str:
     """Version of the GPU's driver: the kernel's own word, else nvidia-smi's, which asks every GPU of the machine."""
     try:
         text: str | None = module.read_text(encoding="ascii")

@@ -107,6 +107,17 @@ def test_tuning_before_the_start_counts_on_both_clocks() -> None:
     assert clock.segments == {"setup": 6, "tuning": 7, "warm-up": 2, "train": 10}
 
 
+def test_the_time_before_the_first_mark_is_the_first_parts() -> None:
+    time = Time()
+    clock = Clock(100.0, first="setup: plan", now=time)
+    time.now += 3
+    clock.mark("setup: libraries")
+    time.now += 4
+    clock.start()
+    assert clock.segments == {"setup: plan": 3, "setup: libraries": 4, "train": 0}
+    assert clock.seconds == 0
+
+
 def test_an_error_in_a_pause_ends_it() -> None:
     time = Time()
     clock = Clock(100.0, now=time)

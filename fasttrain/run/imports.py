@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 # The last of the large libraries to come in.
 LAST = "pytorch_lightning"
 
-# torchmetrics, which Lightning imports, gives this module an old name back that no metric here needs (``hamming``).
+# torchmetrics, which Lightning imports, gives this module an old name back (``hamming``), for metrics of speech.
 UNUSED = "scipy.signal"
 
 
@@ -41,17 +43,32 @@ def spared_imports() -> Iterator[None]:
         atexit.register(gc.freeze)
 
 
+class _Placeholder(ModuleType):
+    """Stands in ``sys.modules`` for a module that is imported once somebody asks for more than the old name."""
+
+    hamming = None
+
+    def __getattr__(self, name: str) -> Any:
+        # Who looks through all modules (inspect, for one) asks for such names, and wants nothing of this one.
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        self.withdraw()
+        return getattr(importlib.import_module(self.__name__), name)
+
+    def withdraw(self) -> None:
+        """Let the module be imported as ever."""
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+
+
 @contextmanager
 def _placeholder(name: str) -> Iterator[None]:
-    """An empty module under ``name`` while others are imported; afterwards it can be imported as ever."""
     if name in sys.modules:
         yield
         return
-    empty = ModuleType(name)
-    vars(empty)["hamming"] = None
-    sys.modules[name] = empty
+    placeholder = _Placeholder(name)
+    sys.modules[name] = placeholder
     try:
         yield
     finally:
-        if sys.modules.get(name) is empty:
-            del sys.modules[name]
+        placeholder.withdraw()

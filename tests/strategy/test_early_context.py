@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -84,3 +86,22 @@ def test_who_begins_a_context(
     world = World(rank=1, local_rank=1, size=size, local_size=size, launcher=launcher)
     planning.begin_device(config, world)
     assert asked == begun
+
+
+# Says whether the context is there before torch has asked for one, and that torch computes in it.
+ON_A_GPU = """
+import ctypes, sys
+from fasttrain.strategy.early_context import DRIVER, begin_context
+begin_context(0).join()
+flags, active = ctypes.c_uint(), ctypes.c_int()
+assert ctypes.CDLL(DRIVER).cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active)) == 0
+import torch
+assert not torch.cuda.is_initialized()
+print(active.value, torch.arange(4, device="cuda").sum().item())
+"""
+
+
+@pytest.mark.gpu
+def test_torch_computes_in_the_context_that_was_begun() -> None:
+    done = subprocess.run([sys.executable, "-c", ON_A_GPU], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 6\n"), done.stderr

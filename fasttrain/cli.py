@@ -15,13 +15,14 @@ from fasttrain.report.run_dir import continues, holds_run, open_run_dir
 from fasttrain.run import planning
 from fasttrain.run.environment import prepare_environment
 from fasttrain.run.exits import exit_code_of
+from fasttrain.run.imports import spared_imports
 from fasttrain.strategy.launch import handed_over, launch_ranks
 from fasttrain.strategy.world import find_world
 
 
 def train(run: ComposedRun) -> int:
     """One run, from its config to its report; returns the exit code. Until the plan is out, no torch."""
-    config = run.config
+    config, clock = run.config, planning.begin_clock()
     planning.check_rooms(config, run.provenance)
     world = find_world(config)
     images = planning.scan_images(config, world)
@@ -37,21 +38,28 @@ def train(run: ComposedRun) -> int:
         if world.rank == 0 and not holds_run(run_dir):
             planning.save_plan(run, images, plan, schedule, run_dir)
         return 0
-    planning.check_libraries(config, images)
+    clock.mark("setup: libraries")
+    planning.begin_device(config, world)
+    with spared_imports():
+        planning.check_libraries(config, images)
     if world.must_launch:
         planning.check_devices(config, world)
         launch_ranks(world.size, planning.handover(run, run_dir, resume))
         return 0
 
-    from fasttrain.run import training
+    with spared_imports():
+        from fasttrain.run import training
 
+        training.import_compiler(config)
+
+    clock.mark("setup: build")
     checkpoint = training.find_checkpoint(run, images, plan, run_dir, resume)
     if checkpoint is not None and training.is_finished(checkpoint, config, plan):
-        training.report_finished(run, images, plan, world, run_dir, checkpoint)
+        training.report_finished(run, images, plan, world, run_dir, checkpoint, clock)
         return 0
     if world.rank == 0:
         planning.save_plan(run, images, plan, schedule, run_dir)
-    parts = training.build(run, images, plan, schedule, world, run_dir, checkpoint)
+    parts = training.build(run, images, plan, schedule, world, run_dir, checkpoint, clock)
     training.fit(parts)
     return training.finish(parts)
 

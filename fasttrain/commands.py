@@ -11,6 +11,7 @@ from pathlib import Path
 from fasttrain.config.compose import ComposedRun, compose_run, load_run
 from fasttrain.errors import ConfigError, Problem
 from fasttrain.report.console import reader_has_gone, silence_stdout
+from fasttrain.run.imports import spared_imports
 from fasttrain.strategy.launch import end_with_parent, handed_over
 
 Train = Callable[[ComposedRun], int]
@@ -126,7 +127,8 @@ def eval_command(arguments: Sequence[str]) -> int:
     parser.add_argument("--px", type=int, help="validation px (default: those of the checkpoint's stage)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     flags = parser.parse_args(arguments)
-    from fasttrain.run.evaluation import evaluate_checkpoint
+    with spared_imports():
+        from fasttrain.run.evaluation import evaluate_checkpoint
 
     print(evaluate_checkpoint(flags.checkpoint, root=flags.root, px=flags.px, json_file=flags.json))
     return 0

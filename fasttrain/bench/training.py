@@ -56,6 +56,7 @@ def train_briefly(run: ComposedRun, world: World, *, profile_from_epoch: int | N
         world: This process's ranks.
         profile_from_epoch: First epoch (zero-based) in which launches are counted, on a GPU.
     """
+    clock = planning.begin_clock()
     images = planning.scan_images(run.config, world)
     plan, schedule = planning.lay_out(run.config, images, world)
     planning.check_libraries(run.config, images)
@@ -63,7 +64,7 @@ def train_briefly(run: ComposedRun, world: World, *, profile_from_epoch: int | N
     peaks, launches = PeakMemory(), LaunchCount(profile_from_epoch)
     with tempfile.TemporaryDirectory(prefix="fasttrain-bench-") as folder:
         (Path(folder) / "report").mkdir()
-        parts = training.build(run, images, plan, schedule, world, Path(folder), None)
+        parts = training.build(run, images, plan, schedule, world, Path(folder), None, clock)
         kept = [callback for callback in parts.callbacks if not isinstance(callback, LEFT_OUT)]
         log.setLevel(logging.WARNING)
         try:

@@ -177,6 +177,7 @@ class ReportCallback(Callback):
                 log.info(line)
             if result["seconds_with_final_validation"] is not None:
                 log.info(seconds_line(result))
+            log.info(parts_line(self.clock.segments))
         return result
 
     def line(self, result: dict[str, Any]) -> str:
@@ -245,6 +246,12 @@ def seconds_line(result: Mapping[str, Any]) -> str:
     """The clock at the end of training, and with the validation after the last epoch (airbench's rule)."""
     seconds, with_validation = result["seconds"], result["seconds_with_final_validation"]
     return f"training: {duration(seconds)}; with the final validation: {duration(with_validation)}"
+
+
+def parts_line(segments: Mapping[str, float]) -> str:
+    """Seconds of the wall time by part, those below a hundredth left out."""
+    parts = [f"{name} {seconds:.2f}" for name, seconds in segments.items() if seconds >= 0.01]
+    return f"seconds of wall time: {'; '.join(parts)}"
 
 
 def rate_lines(rows: Sequence[Row], facts: RunFacts) -> list[str]:

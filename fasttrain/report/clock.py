@@ -28,28 +28,31 @@ class _Part:
 class Clock:
     """Owns the time of one run, from the start of the process to its end.
 
-    Every moment belongs to one named part (``segments``): ``setup`` before ``start``, then what ``mark``
-    says, and inside ``paused`` and ``counted`` the name given there. The parts add up to ``wall_seconds``.
+    Every moment belongs to one named part (``segments``): the first one, then what ``mark`` says, and inside
+    ``paused`` and ``counted`` the name given there. The parts add up to ``wall_seconds``.
 
     Args:
         process_start: When the process began, on the clock that ``now`` reads; see ``process_start_time``.
-        synchronize: Waits until the device has done its work; called wherever one part gives way to
-            another, so that work in flight is counted where it was asked for.
+        first: Name of the part that the process begins with.
         now: Seconds on a steady clock.
+
+    Attributes:
+        synchronize: Waits until the device has done its work; called wherever one part gives way to
+            another, so that work in flight is counted where it was asked for. None until there is a device.
     """
 
     def __init__(
         self,
         process_start: float,
         *,
-        synchronize: Callable[[], None] | None = None,
+        first: str = "setup",
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now = now
-        self._synchronize = synchronize
+        self.synchronize: Callable[[], None] | None = None
         self._process_start = process_start
         self._last = process_start
-        self._running = "setup"
+        self._running = first
         self._started = False
         self._stopped = False
         self._parts: list[_Part] = []
@@ -150,8 +153,8 @@ class Clock:
 
     def _switch(self) -> None:
         """Close the books on the part that runs now."""
-        if self._synchronize is not None:
-            self._synchronize()
+        if self.synchronize is not None:
+            self.synchronize()
         now = self._now()
         elapsed = now - self._last
         if self._counting():

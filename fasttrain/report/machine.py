@@ -29,6 +29,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 # What decides a result in a checkout; a changed note or record does not make it dirty.
 CODE_PATHS = ("fasttrain", "conf", "recipes", "train.py")
 
+# Where Linux says which driver is loaded.
+DRIVER_MODULE = Path("/sys/module/nvidia/version")
+
 # Seconds that git and nvidia-smi may take before the report does without them.
 ASK_TIMEOUT_S = 10
 
@@ -99,10 +102,19 @@ def versions(device_type: str) -> dict[str, str]:
         found["cudnn"] = str(torch.backends.cudnn.version())
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
             found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-        driver = _ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+        driver = driver_version()
         if driver:
-            found["driver"] = driver.splitlines()[0].strip()
+            found["driver"] = driver
     return found
+
+
+def driver_version(module: Path = DRIVER_MODULE) -> str:
+    """Version of the GPU's driver: the kernel's own word, else nvidia-smi's, which asks every GPU of the machine."""
+    try:
+        text: str | None = module.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        text = _ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    return (text or "").partition("\n")[0].strip()
 
 
 def commit(root: Path) -> str | None:

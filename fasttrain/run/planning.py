@@ -22,7 +22,7 @@ from fasttrain.config.flat import flatten
 from fasttrain.config.schema import RunConfig
 from fasttrain.data.scan import Scan, scan
 from fasttrain.errors import ConfigError, MachineError, Problem
-from fasttrain.report.clock import process_start_time
+from fasttrain.report.clock import Clock, process_start_time
 from fasttrain.report.console import log
 from fasttrain.report.files import write_json, write_text
 from fasttrain.report.machine import command_line
@@ -30,7 +30,8 @@ from fasttrain.report.plan import plan_document, print_plan
 from fasttrain.report.run_dir import choose_run_dir, slurm_job
 from fasttrain.schedule.schedule import Schedule, build_schedule
 from fasttrain.stages import Plan
-from fasttrain.strategy.launch import Handover
+from fasttrain.strategy.early_context import begin_context
+from fasttrain.strategy.launch import Handover, handed_over
 from fasttrain.strategy.world import World
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5
 
@@ -46,6 +47,12 @@ CHECKS: tuple[Callable[[RunConfig], list[Problem]], ...] = (
     fasttrain.strategy.check.check,
     fasttrain.trainer.check.check,
 )
+
+
+def begin_clock() -> Clock:
+    """The run's clock, in its first part, which began with the process that the user started."""
+    left = handed_over()
+    return Clock(left.process_start if left else process_start_time(), first="setup: plan")
 
 
 def check_rooms(config: RunConfig, provenance: Mapping[str, str] | None = None) -> None:
@@ -172,6 +179,12 @@ def given(run: ComposedRun) -> list[tuple[str, object, str]]:
         if key.startswith("stages.") and origin == COMMAND_LINE
     ]
     return rows
+
+
+def begin_device(config: RunConfig, world: World) -> None:
+    """Let this rank's GPU, where there is one, come up while the libraries are imported."""
+    if config.trainer.accelerator != "cpu" and not world.must_launch:
+        begin_context(world.local_rank)
 
 
 def check_libraries(config: RunConfig, images: Scan) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from fasttrain.errors import FasttrainError, Stopped
 from fasttrain.model.batchnorm import synchronised
 from fasttrain.model.build import build_model
 from fasttrain.report.callback import ReportCallback
-from fasttrain.report.clock import Clock, process_start_time
+from fasttrain.report.clock import Clock
 from fasttrain.report.console import configure_logging, log
 from fasttrain.report.facts import RunFacts
 from fasttrain.report.machine import describe_machine
@@ -70,6 +72,12 @@ class Parts:
     signals: StopSignals
 
 
+def import_compiler(config: RunConfig) -> None:
+    """Load what torch.compile would load at its first use, where the run compiles."""
+    if config.trainer.compile:
+        importlib.import_module("torch._inductor.compile_fx")
+
+
 def find_checkpoint(
     run: ComposedRun, images: Scan, plan: Plan, run_dir: Path, resume: str | None
 ) -> FoundCheckpoint | None:
@@ -107,14 +115,18 @@ def build(
     world: World,
     run_dir: Path,
     checkpoint: FoundCheckpoint | None,
+    clock: Clock,
 ) -> Parts:
-    """Build data path, network, strategy, report and callbacks.
+    """Build data path, network, strategy, report and callbacks; ``clock`` has run since the process began.
 
     Raises:
         MachineError: The machine lacks the devices.
         ConfigError: The network cannot be built.
     """
     config = run.config
+    background = ThreadPoolExecutor(1, "digest")
+    digest = background.submit(digest_of, images)
+    background.shutdown(wait=False)
     # Again: Lightning gave its loggers handlers of their own when it was imported.
     configure_logging(run_dir if world.rank == 0 else None, world.rank)
     accelerator = choose_accelerator(config, world)
@@ -137,14 +149,14 @@ def build(
         num_val=images.num_val,
         num_classes=images.num_classes,
     )
-    report = _report(run, images, plan, world, run_dir, device, data.backend.name)
+    report = _report(run, images, plan, world, run_dir, device, data.backend.name, clock)
     signals = StopSignals()
     header = {
         "config": run.text,
         "preprocessing": preprocessing_description(config),
         "recipe": config.recipe,
         "classes": list(images.classes),
-        "images": digest_of(images),
+        "images": digest.result(),
         "skipped_files": [os.path.relpath(path, images.root) for path, _ in images.skipped],
     }
     callbacks: list[Callback] = [
@@ -203,6 +215,7 @@ def _report(
     run_dir: Path,
     device: torch.device,
     backend: str | None,
+    clock: Clock,
 ) -> ReportCallback:
     machine = describe_machine(run.config, device_type=device.type, world_size=world.size)
     left = handed_over()
@@ -219,9 +232,8 @@ def _report(
         weights="raw" if run.config.trainer.averaging.kind == "none" else "averaged",
         overrides=[f"{key}={value}" for key, value, _ in (left.overrides if left else given(run))],
     )
-    started = left.process_start if left else process_start_time()
-    wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else None
-    report = ReportCallback(facts, Clock(started, synchronize=wait))
+    clock.synchronize = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else None
+    report = ReportCallback(facts, clock)
     report.skipped_files = [path for path, _ in images.skipped]
     return report
 
@@ -230,6 +242,7 @@ def fit(parts: Parts) -> None:
     """Train to the end of the plan, or to the signal that stops it."""
     on_terminal = parts.world.rank == 0 and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     parts.signals.install()
+    parts.report.clock.mark("setup: trainer")
     try:
         trainer_fit.fit(
             parts.module,
@@ -251,12 +264,18 @@ def fit(parts: Parts) -> None:
 
 
 def report_finished(
-    run: ComposedRun, images: Scan, plan: Plan, world: World, run_dir: Path, checkpoint: FoundCheckpoint
+    run: ComposedRun,
+    images: Scan,
+    plan: Plan,
+    world: World,
+    run_dir: Path,
+    checkpoint: FoundCheckpoint,
+    clock: Clock,
 ) -> None:
     """Say that nothing is left to do; write the report where the process ended before it could."""
     log.info("nothing to do: the run in %s is finished", run_dir)
     if world.rank == 0 and not (run_dir / "report" / "result.json").is_file():
-        report = _report(run, images, plan, world, run_dir, torch.device("cpu"), backend=None)
+        report = _report(run, images, plan, world, run_dir, torch.device("cpu"), None, clock)
         report.load_state_dict(checkpoint.content["callbacks"][report.state_key])
         report.reopen()
         log.info(report.line(report.finish()))

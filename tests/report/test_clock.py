@@ -55,7 +55,8 @@ def test_the_parts_add_up_to_the_wall_time() -> None:
 
 def test_the_device_is_waited_for_where_parts_change() -> None:
     time, calls = Time(), []
-    clock = Clock(100.0, synchronize=lambda: calls.append(time.now), now=time)
+    clock = Clock(100.0, now=time)
+    clock.synchronize = lambda: calls.append(time.now)
     clock.start()
     time.now += 5
     with clock.paused("validation"):
@@ -104,6 +105,17 @@ def test_tuning_before_the_start_counts_on_both_clocks() -> None:
     time.now += 10
     assert (clock.seconds, clock.wall_seconds) == (17, 25)
     assert clock.segments == {"setup": 6, "tuning": 7, "warm-up": 2, "train": 10}
+
+
+def test_the_time_before_the_first_mark_is_the_first_parts() -> None:
+    time = Time()
+    clock = Clock(100.0, first="setup: plan", now=time)
+    time.now += 3
+    clock.mark("setup: libraries")
+    time.now += 4
+    clock.start()
+    assert clock.segments == {"setup: plan": 3, "setup: libraries": 4, "train": 0}
+    assert clock.seconds == 0
 
 
 def test_an_error_in_a_pause_ends_it() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fasttrain.report import machine
-from fasttrain.report.machine import command_line, commit, describe_machine, hardware, versions
+from fasttrain.report.machine import command_line, commit, describe_machine, driver_version, hardware, versions
 from tests.report.conftest import make_config
 
 
@@ -85,3 +85,17 @@ def test_a_gpu_is_named_by_its_driver_and_the_config_has_the_last_word(monkeypat
     described = describe_machine(config, device_type="cpu", world_size=4)
     assert (described.hardware, described.num_devices) == ("a rented machine", 4)
     assert described.command
+
+
+def test_the_driver_is_named_by_the_kernel_or_by_its_own_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(machine, "_ask", lambda command: asked.append(command[0]) or "570.1\n570.1\n")
+    version = tmp_path / "version"
+    assert driver_version(version) == "570.1"
+    version.write_text("580.159.04\n")
+    assert driver_version(version) == "580.159.04"
+    assert asked == ["nvidia-smi"]
+    monkeypatch.setattr(machine, "_ask", lambda command: None)
+    assert driver_version(tmp_path / "absent") == ""

@@ -89,6 +89,8 @@ def test_each_epoch_is_one_line_in_the_log(make_facts: MakeFacts, said: list[str
         "stage 0: 32 px, batch 16: 32 images/s",
         "stage 1: 48 px, batch 8: 16 images/s",
         "training: 0:00:30; with the final validation: 0:00:33",
+        "seconds of wall time: warm-up 20.00; train stage 0, 32 px 20.00; validation 9.00; checkpoint 6.00; "
+        "train stage 1, 48 px 10.00; report 5.00",
     ]
 
 

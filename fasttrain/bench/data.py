@@ -16,7 +16,7 @@ from fasttrain.bench.data_parts import Parts
 from fasttrain.bench.data_runs import DataRun, step_arm
 from fasttrain.bench.figures import Figure, Outcome, table
 from fasttrain.bench.first_pass import measure_first_pass
-from fasttrain.bench.measure import drain, now
+from fasttrain.bench.measure import Drained, drain, now
 from fasttrain.bench.step import measure_arm
 from fasttrain.bench.training import rates, reset_device
 from fasttrain.data.backend_choice import start_backend
@@ -175,13 +175,18 @@ def _one_px(
             streams[ours] = parts.through_backend(epochs[0], flags.batch)
         like = parts.backend if run.caches else path.backend
         streams[BARE] = parts.bare_dali(epochs[0], flags.batch, like)
-    measured: dict[str, list[float]] = {name: [] for name in streams}
+    drained: dict[str, list[Drained]] = {name: [] for name in streams}
     for _ in range(flags.repeats):
         for name, batches in streams.items():
-            measured[name].append(drain(batches, flags.seconds, bench.device))
+            drained[name].append(drain(batches, flags.seconds, bench.device))
     for batches in streams.values():
         batches.close()
+    measured = {name: [one.rate for one in values] for name, values in drained.items()}
     figures = [Figure(_name(name, px, run), "images/s", tuple(values)) for name, values in measured.items()]
+    figures += [
+        Figure(f"host time of {_name(name, px, run)}", "us/image", tuple(one.host_us for one in values))
+        for name, values in drained.items()
+    ]
     if BARE in measured:
         ratios = tuple(a / b for a, b in zip(measured[ours], measured[BARE], strict=True))
         figures.append(Figure(_name("DALI path of fasttrain over bare DALI", px, run), "ratio", ratios))

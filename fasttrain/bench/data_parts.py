@@ -112,8 +112,10 @@ class Parts:
         if self.backend.name != "dali":
             return read_headers(self._split, self._rows(batch), self._threads)
         from fasttrain.bench.bare_dali import header_batches
+        from fasttrain.data.dali_tuning import reading_threads
 
-        return header_batches(self._split, self._rows(batch), batch=batch, threads=self._threads)
+        threads = reading_threads(self._split.paths, self._threads)
+        return header_batches(self._split, self._rows(batch), batch=batch, threads=threads)
 
     def _decode(self, batch: int, min_area: float | None) -> Batches:
         encoded = encoded_batches(self._split, self._rows(batch))

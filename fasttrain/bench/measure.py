@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +20,21 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def drain(batches: Iterator[int], seconds: float, device: torch.device) -> float:
-    """Images/s of an endless iterator that yields the number of images of each batch.
+class Drained(NamedTuple):
+    """What one measurement gave.
+
+    Attributes:
+        rate: Images/s.
+        host_us: Processor time of all of the process's threads, microseconds an image. Where it is the same alone and
+            together and the rates fall, something else than the processors is short.
+    """
+
+    rate: float
+    host_us: float
+
+
+def drain(batches: Iterator[int], seconds: float, device: torch.device) -> Drained:
+    """Time an endless iterator that yields the number of images of each batch.
 
     Args:
         batches: Goes on where the last measurement left it.
@@ -30,7 +44,7 @@ def drain(batches: Iterator[int], seconds: float, device: torch.device) -> float
     for _ in range(WARM_BATCHES):
         next(batches)
     images = 0
-    started = now(device)
+    started, processors = now(device), time.process_time()
     while images == 0 or time.perf_counter() - started < seconds:
         images += next(batches)
-    return images / (now(device) - started)
+    return Drained(images / (now(device) - started), (time.process_time() - processors) / images * 1e6)

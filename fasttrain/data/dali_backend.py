@@ -25,7 +25,7 @@ from fasttrain.data.dali_stages import (
     path_array,
     pixels,
 )
-from fasttrain.data.dali_tuning import TUNE_SECONDS, fastest_load
+from fasttrain.data.dali_tuning import FEW_THREADS, TIMED_FILES, TUNE_SECONDS, fastest_load, reading_threads
 from fasttrain.data.decode import find_bad_files
 from fasttrain.errors import DataError, MachineError, Problem
 
@@ -60,7 +60,7 @@ class DaliBackend:
 
     Args:
         device: Where the images go; on a GPU they are decoded there.
-        workers: Threads of each pipeline.
+        workers: Threads that decode; as many read, where files do not come at once.
         max_batch: Largest request, images.
         encoded: Whether the images are files; else arrays in memory, of which only the resizing is left.
         hw_decoder_load: Share of the files that a GPU's hardware decoder takes; None measures a few on the first
@@ -85,6 +85,7 @@ class DaliBackend:
         self._max_batch, self._encoded = max_batch, encoded
         self._load = HARDWARE_DECODER_LOAD if hw_decoder_load is None else hw_decoder_load
         self._tuned = hw_decoder_load is not None or not encoded
+        self._reading_threads = min(FEW_THREADS, self._threads)
         self._odd = OddFiles()
         self._owner: _Reader | None = None
         self._build()
@@ -92,6 +93,8 @@ class DaliBackend:
     def images(self, requests: Iterable[Request]) -> Iterator[tuple[Request, torch.Tensor]]:
         """See ``Backend``."""
         reader = _Reader(requests)
+        if self._encoded:
+            self._suit_reading(reader)
         if not self._tuned:
             self._tune(reader)
         while True:
@@ -126,12 +129,15 @@ class DaliBackend:
         example = {"image": bytes_or_pixels, **whole_inputs(whole, encoded=self._encoded)}
         self._example = example
         try:
-            pipeline = headers(batch_size=self._max_batch, threads=self._threads)
-            self._headers = Stage(pipeline, {"path": path_array([self._odd.stand_in])})
+            self._headers = self._header_stage()
             self._pixels = self._pixel_stage(self._load)
         except StageError as error:
             raise self._broken(str(error)) from error
         self._owner = None
+
+    def _header_stage(self) -> Stage:
+        pipeline = headers(batch_size=self._max_batch, threads=self._reading_threads)
+        return Stage(pipeline, {"path": path_array([self._odd.stand_in])})
 
     def _pixel_stage(self, hw_decoder_load: float) -> Stage:
         pipeline = pixels(
@@ -142,6 +148,19 @@ class DaliBackend:
             hw_decoder_load=hw_decoder_load,
         )
         return Stage(pipeline, self._example)
+
+    def _suit_reading(self, reader: _Reader) -> None:
+        """Read with as many threads as the first files want: they may lie elsewhere now, or in the page cache."""
+        request = reader.request(0)
+        if request is None:
+            return
+        paths = [request.split.paths[row] for row in request.rows[:TIMED_FILES].tolist()]
+        threads = reading_threads(paths, self._threads)
+        if threads != self._reading_threads:
+            self._reading_threads = threads
+            self._let_go()
+            self._owner = None
+            self._headers = self._header_stage()
 
     def _tune(self, reader: _Reader) -> None:
         """Choose the hardware decoder's share on the first batch; training waits for it, so the clock has it too."""

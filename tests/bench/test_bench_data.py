@@ -49,7 +49,10 @@ def test_the_need_is_measured_with_the_step(tiny_images: Path, tmp_path: Path) -
     record = tmp_path / "data.json"
     assert main([*words(tiny_images, "torchvision", record), "--px", "32", "--parts", "read"]) == 0
     found = figures_of(record)
-    assert {name for name, _ in found} == {"read, 32 px", "train_epoch, 32 px", "need of the training step, 32 px"}
+    timed = {"read, 32 px", "train_epoch, 32 px"}
+    assert {name for name, unit in found if unit == "images/s"} == {*timed, "need of the training step, 32 px"}
+    assert {name for name, unit in found if unit == "us/image"} == {f"host time of {name}" for name in timed}
+    assert all(found[f"host time of {name}", "us/image"]["min"] > 0 for name in timed)
 
 
 @pytest.mark.parametrize("backend", ["torchvision", pytest.param("dali", marks=needs_dali)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +26,10 @@ from tests.data.samples import make_config, make_plan
 
 pytest.importorskip("nvidia.dali")
 
+from fasttrain.data import dali_backend, dali_tuning
 from fasttrain.data.dali_backend import DaliBackend
 from fasttrain.data.dali_stages import HARDWARE_DECODER_LOAD, Stage
-from fasttrain.data.dali_tuning import CANDIDATES, MIN_IMAGES, fastest_load
+from fasttrain.data.dali_tuning import CANDIDATES, MIN_IMAGES, SLOW_SECONDS, fastest_load, reading_threads
 
 CPU = torch.device("cpu")
 
@@ -161,3 +163,44 @@ def forbidden(why: str) -> Callable[..., None]:
         raise AssertionError(why)
 
     return call
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "expected"),
+    [
+        ([SLOW_SECONDS / 5], 8, 2),
+        ([SLOW_SECONDS * 5], 8, 8),
+        ([SLOW_SECONDS / 5], 1, 1),
+        # One file that waits for something says nothing of the others.
+        ([1.0, *[SLOW_SECONDS / 5] * 4], 8, 2),
+    ],
+)
+def test_slow_files_are_read_with_more_threads(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float], most: int, expected: int
+) -> None:
+    times = itertools.cycle(seconds)
+    monkeypatch.setattr(dali_tuning, "seconds_to_read", lambda path: next(times))
+    assert reading_threads([str(number) for number in range(len(seconds))], most) == expected
+
+
+def test_files_that_cannot_be_read_say_nothing_of_their_speed(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.JPEG"
+    os.mkfifo(pipe)
+    assert reading_threads([str(tmp_path / "none.JPEG"), str(tmp_path), str(pipe)], 8) == 2
+
+
+def test_images_stay_the_same_when_the_readers_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, wanted = requests(folder, count=4)
+    backend = DaliBackend(device=CPU, workers=4, max_batch=8, encoded=True)
+    expected = [images for _, images in backend.images(wanted)]
+    numbers = itertools.cycle([4, 1])
+    monkeypatch.setattr(dali_backend, "reading_threads", lambda paths, most: next(numbers))
+    # The second call changes the threads while the first one's batches are under way.
+    first = backend.images(wanted)
+    got = [next(first)]
+    second = list(backend.images(wanted))
+    got += first
+    for found in (got, second):
+        assert len(found) == 4
+        assert all(torch.equal(images, other) for (_, images), other in zip(found, expected, strict=True))
+    backend.close()

@@ -1,12 +1,14 @@
-"""A small convolutional network for 32 px images whose first layer whitens patches of the training images.
+"""Convolutional networks whose first layer whitens patches of the training images, for 32 px and for photos.
 
-Source: airbench94_muon.py and airbench96_faster.py (github.com/KellerJordan/cifar10-airbench, arXiv:2404.00498):
-sizes, first weights, BatchNorm settings and the scale of the logits.
+Source of those for 32 px: airbench94_muon.py and airbench96_faster.py (github.com/KellerJordan/cifar10-airbench,
+arXiv:2404.00498): sizes, first weights, BatchNorm settings and the scale of the logits. The one for photos has their
+parts; its sizes are the project's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,30 +16,48 @@ import torch.nn.functional as F
 from timm.models import register_model
 from torch import Tensor, nn
 
-# Side of the patches that are whitened, pixels.
-PATCH_PX = 2
 CHANNELS = 3
-# Training images whose patches are looked at, and what is added to the patches' variances.
-NUM_INITIAL_IMAGES = 5000
+# Values of training images that are looked at (5,000 of 32 px), and what is added to the variances of their patches.
+INITIAL_IMAGES, INITIAL_PX = 5000, 32
 WHITENING_EPS = 5e-4
 # Weight of the newest batch in the running statistics (1 - 0.6) and what is added to the variance.
 BATCHNORM_MOMENTUM, BATCHNORM_EPS = 0.4, 1e-12
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "silu": nn.SiLU}
+POOLINGS = ("max", "mean")
+
+# The network for photos: four groups behind a first layer that halves the image.
+PHOTO: dict[str, Any] = {
+    "widths": (128, 256, 512, 512),
+    "depth": 3,
+    "activation": "silu",
+    "patch_px": 3,
+    "stride": 2,
+    "pooling": "mean",
+    "whitening_bias_epochs": 0.0,
+    "batchnorm_momentum": 0.1,
+    "batchnorm_eps": 1e-5,
+}
 
 
 class WhitenedConvNet(nn.Module):
-    """Whitening convolution, three groups of convolutions that halve the image, global max-pooling, a linear head.
+    """Whitening convolution, groups of convolutions that each halve the image, global pooling, a linear head.
 
     Owns the rule by which its first layer is set: ``initialize_from_images``, called once before training. Until then
     that layer has random weights. It is never trained; its bias is, in the first ``whitening_bias_epochs``.
 
     Args:
         num_classes: Outputs.
-        widths: Channels of the three groups.
+        widths: Channels of each group.
         depth: Convolutions of a group, 2 or 3; the third has a skip connection around it and the second.
         activation: ``gelu`` or ``silu``.
+        patch_px: Side of the patches that are whitened, pixels.
+        stride: Pixels from one patch to the next.
+        pooling: Over what is left of the image: ``max``, with a head of the small networks' first weights and scale,
+            or ``mean``, with a usual head.
         whitening_bias_epochs: Epochs in which the first layer's bias is trained; 0: it stays zero.
+        batchnorm_momentum, batchnorm_eps: Weight of the newest batch in the running statistics, and what is added to
+            the variance.
 
     Raises:
         ValueError: Sizes that make no network.
@@ -52,18 +72,26 @@ class WhitenedConvNet(nn.Module):
         widths: Sequence[int] = (64, 256, 256),
         depth: int = 2,
         activation: str = "gelu",
+        patch_px: int = 2,
+        stride: int = 1,
+        pooling: str = "max",
         whitening_bias_epochs: float = 3.0,
+        batchnorm_momentum: float = BATCHNORM_MOMENTUM,
+        batchnorm_eps: float = BATCHNORM_EPS,
     ) -> None:
         super().__init__()
-        if len(widths) != 3 or depth not in (2, 3) or activation not in ACTIVATIONS or whitening_bias_epochs < 0:
-            raise ValueError("expected three widths, depth 2 or 3, activation gelu or silu, whitening_bias_epochs >= 0")
-        self.default_cfg = {"input_size": (CHANNELS, 32, 32), "num_classes": num_classes}
+        if not widths or depth not in (2, 3) or activation not in ACTIVATIONS or pooling not in POOLINGS:
+            raise ValueError("expected widths, depth 2 or 3, activation gelu or silu, pooling max or mean")
+        if patch_px < 1 or stride < 1 or whitening_bias_epochs < 0:
+            raise ValueError("expected patch_px >= 1, stride >= 1, whitening_bias_epochs >= 0")
+        px = INITIAL_PX * stride**2
+        self.default_cfg = {"input_size": (CHANNELS, px, px), "num_classes": num_classes}
         self.num_classes = num_classes
-        self.num_initial_images = NUM_INITIAL_IMAGES
+        self.num_initial_images = INITIAL_IMAGES // stride**2
         self.whitening_bias_epochs = whitening_bias_epochs
         # Each direction once with either sign: the activation after it would lose half of what they say.
-        num_filters = 2 * CHANNELS * PATCH_PX**2
-        self.whitening = nn.Conv2d(CHANNELS, num_filters, PATCH_PX)
+        num_filters = 2 * CHANNELS * patch_px**2
+        self.whitening = nn.Conv2d(CHANNELS, num_filters, patch_px, stride=stride, padding=(patch_px - 1) // 2)
         self.whitening.weight.requires_grad_(False)
         assert self.whitening.bias is not None
         if whitening_bias_epochs == 0:
@@ -71,15 +99,20 @@ class WhitenedConvNet(nn.Module):
             self.whitening.bias.requires_grad_(False)
         self.activation = ACTIVATIONS[activation]()
         inputs = (num_filters, *widths[:-1])
+        norm = functools.partial(frozen_scale_norm, momentum=batchnorm_momentum, eps=batchnorm_eps)
         self.groups = nn.Sequential(
-            *(ConvGroup(a, b, depth=depth, activation=activation) for a, b in zip(inputs, widths, strict=True))
+            *(ConvGroup(a, b, norm, depth=depth, activation=activation) for a, b in zip(inputs, widths, strict=True))
         )
-        self.head = nn.Linear(widths[-1], num_classes, bias=False)
-        init_unit_std(self.head)
+        self.takes_max = pooling == "max"
+        self.head = nn.Linear(widths[-1], num_classes, bias=not self.takes_max)
+        if self.takes_max:
+            init_unit_std(self.head)
 
     def forward(self, images_nchw: Tensor) -> Tensor:
         """Normalised images [n, 3, h, w] to logits [n, num_classes]."""
         x = self.groups(self.activation(self.whitening(images_nchw)))
+        if not self.takes_max:
+            return self.head(x.mean(dim=(2, 3)))
         x = F.max_pool2d(x, x.shape[-2:]).flatten(1)
         # The head's weights have a standard deviation of one: with their sum over the channels, divided by the
         # number of channels, the first logits are near zero whatever the width.
@@ -92,7 +125,7 @@ class WhitenedConvNet(nn.Module):
         Args:
             images_nchw: Normalised training images [n, 3, h, w], on the network's device.
         """
-        filters = whitening_filters(images_nchw, patch_px=PATCH_PX, eps=WHITENING_EPS)
+        filters = whitening_filters(images_nchw, patch_px=self.whitening.kernel_size[0], eps=WHITENING_EPS)
         self.whitening.weight.copy_(torch.cat([filters, -filters]))
 
     def get_classifier(self) -> nn.Module:
@@ -109,17 +142,26 @@ class ConvGroup(nn.Module):
 
     Args:
         in_channels, out_channels: Of the group.
+        norm: Makes a BatchNorm for so many channels.
         depth: 2 or 3 convolutions.
         activation: ``gelu`` or ``silu``.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, *, depth: int, activation: str) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        norm: Callable[[int], nn.BatchNorm2d],
+        *,
+        depth: int,
+        activation: str,
+    ) -> None:
         super().__init__()
-        self.conv1, self.norm1 = convolution(in_channels, out_channels), frozen_scale_norm(out_channels)
-        self.conv2, self.norm2 = convolution(out_channels, out_channels), frozen_scale_norm(out_channels)
+        self.conv1, self.norm1 = convolution(in_channels, out_channels), norm(out_channels)
+        self.conv2, self.norm2 = convolution(out_channels, out_channels), norm(out_channels)
         self.skips = depth == 3
         if self.skips:
-            self.conv3, self.norm3 = convolution(out_channels, out_channels), frozen_scale_norm(out_channels)
+            self.conv3, self.norm3 = convolution(out_channels, out_channels), norm(out_channels)
         self.pool = nn.MaxPool2d(2)
         self.activation = ACTIVATIONS[activation]()
 
@@ -138,9 +180,9 @@ def convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
     return layer
 
 
-def frozen_scale_norm(channels: int) -> nn.BatchNorm2d:
+def frozen_scale_norm(channels: int, *, momentum: float, eps: float) -> nn.BatchNorm2d:
     """A BatchNorm whose scale stays one; its bias is trained."""
-    norm = nn.BatchNorm2d(channels, eps=BATCHNORM_EPS, momentum=BATCHNORM_MOMENTUM)
+    norm = nn.BatchNorm2d(channels, eps=eps, momentum=momentum)
     norm.weight.requires_grad_(False)
     return norm
 
@@ -191,3 +233,9 @@ def whitened_convnet(pretrained: bool = False, **arguments: Any) -> WhitenedConv
 def whitened_convnet_large(pretrained: bool = False, **arguments: Any) -> WhitenedConvNet:
     """The wider and deeper one of 10 M weights that its source trains to 96 % on CIFAR-10."""
     return WhitenedConvNet(**{"widths": (128, 384, 512), "depth": 3, **_arguments(arguments)})
+
+
+@register_model
+def whitened_convnet_photo(pretrained: bool = False, **arguments: Any) -> WhitenedConvNet:
+    """One of 15 M weights for photos of 96 px and more, of the small ones' parts."""
+    return WhitenedConvNet(**{**PHOTO, **_arguments(arguments)})

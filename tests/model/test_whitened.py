@@ -39,6 +39,13 @@ def build(**arguments: Any) -> WhitenedConvNet:
             + 24
             + 5120,
         ),
+        # 54 filters on patches of 3x3; the head has a bias.
+        (
+            "whitened_convnet_photo",
+            9 * (54 * 128 + 2 * 128**2 + 128 * 256 + 2 * 256**2 + 256 * 512 + 5 * 512**2)
+            + 3 * (128 + 256 + 512 + 512)
+            + 513 * 10,
+        ),
     ],
 )
 def test_numbers_of_trained_weights(name: str, weights: int) -> None:
@@ -47,7 +54,21 @@ def test_numbers_of_trained_weights(name: str, weights: int) -> None:
     assert sum(p.numel() for p in trained.values()) == weights
     frozen = {key for key, _ in network.named_parameters()} - trained.keys()
     norms = {f"{key}.weight" for key, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)}
-    assert frozen == {"whitening.weight", *norms}
+    first = {"whitening.weight"} | ({"whitening.bias"} if name.endswith("photo") else set())
+    assert frozen == {*first, *norms}
+
+
+@pytest.mark.parametrize("px", [96, 128, 200])
+def test_photos_of_any_size(px: int) -> None:
+    network = build_model(replace(CONFIG, name="whitened_convnet_photo"), 10)
+    assert isinstance(network, WhitenedConvNet)
+    images = torch.randn(8, 3, px, px)
+    network.initialize_from_images(images)
+    assert network(images[:2]).shape == (2, 10)
+    # Every second pixel, and the ones beside it.
+    assert network.whitening(images[:2]).shape == (2, 54, px // 2, px // 2)
+    answers = network.whitening(images)[:, :27, 1:-1, 1:-1].transpose(0, 1).flatten(1)
+    assert torch.allclose(answers @ answers.T / answers.shape[1], torch.eye(27), atol=0.2)
 
 
 def test_the_first_layers_answers_are_uncorrelated_and_of_unit_size() -> None:

@@ -163,7 +163,10 @@ def test_a_bias_that_is_not_trained_stays_zero() -> None:
     assert build().trained_epochs() == {"whitening.bias": 3.0}
 
 
-@pytest.mark.parametrize("arguments", [{"widths": [8, 8]}, {"depth": 4}, {"activation": "relu"}, {"in_chans": 1}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"widths": []}, {"depth": 4}, {"activation": "relu"}, {"in_chans": 1}, {"stride": 0}, {"pooling": "mid"}],
+)
 def test_arguments_that_make_no_network_are_named(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         build(**arguments)

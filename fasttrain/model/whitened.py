@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers import BlurPool2d
 from timm.models import register_model
 from torch import Tensor, nn
 
@@ -55,6 +56,7 @@ class WhitenedConvNet(nn.Module):
         stride: Pixels from one patch to the next.
         pooling: Over what is left of the image: ``max``, with a head of the small networks' first weights and scale,
             or ``mean``, with a usual head.
+        antialias: Take the maximum at every pixel and blur before every second one is left out (arXiv:1904.11486).
         whitening_bias_epochs: Epochs in which the first layer's bias is trained; 0: it stays zero.
         batchnorm_momentum, batchnorm_eps: Weight of the newest batch in the running statistics, and what is added to
             the variance.
@@ -75,6 +77,7 @@ class WhitenedConvNet(nn.Module):
         patch_px: int = 2,
         stride: int = 1,
         pooling: str = "max",
+        antialias: bool = False,
         whitening_bias_epochs: float = 3.0,
         batchnorm_momentum: float = BATCHNORM_MOMENTUM,
         batchnorm_eps: float = BATCHNORM_EPS,
@@ -99,10 +102,14 @@ class WhitenedConvNet(nn.Module):
             self.whitening.bias.requires_grad_(False)
         self.activation = ACTIVATIONS[activation]()
         inputs = (num_filters, *widths[:-1])
-        norm = functools.partial(frozen_scale_norm, momentum=batchnorm_momentum, eps=batchnorm_eps)
-        self.groups = nn.Sequential(
-            *(ConvGroup(a, b, norm, depth=depth, activation=activation) for a, b in zip(inputs, widths, strict=True))
+        group = functools.partial(
+            ConvGroup,
+            norm=functools.partial(frozen_scale_norm, momentum=batchnorm_momentum, eps=batchnorm_eps),
+            depth=depth,
+            activation=activation,
+            antialias=antialias,
         )
+        self.groups = nn.Sequential(*map(group, inputs, widths))
         self.takes_max = pooling == "max"
         self.head = nn.Linear(widths[-1], num_classes, bias=not self.takes_max)
         if self.takes_max:
@@ -145,16 +152,18 @@ class ConvGroup(nn.Module):
         norm: Makes a BatchNorm for so many channels.
         depth: 2 or 3 convolutions.
         activation: ``gelu`` or ``silu``.
+        antialias: Blur where the image is halved.
     """
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        norm: Callable[[int], nn.BatchNorm2d],
         *,
+        norm: Callable[[int], nn.BatchNorm2d],
         depth: int,
         activation: str,
+        antialias: bool,
     ) -> None:
         super().__init__()
         self.conv1, self.norm1 = convolution(in_channels, out_channels), norm(out_channels)
@@ -162,7 +171,9 @@ class ConvGroup(nn.Module):
         self.skips = depth == 3
         if self.skips:
             self.conv3, self.norm3 = convolution(out_channels, out_channels), norm(out_channels)
-        self.pool = nn.MaxPool2d(2)
+        self.pool: nn.Module = nn.MaxPool2d(2)
+        if antialias:
+            self.pool = nn.Sequential(nn.MaxPool2d(2, stride=1), BlurPool2d(out_channels, stride=2))
         self.activation = ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -58,6 +58,30 @@ def test_numbers_of_trained_weights(name: str, weights: int) -> None:
     assert frozen == {*first, *norms}
 
 
+@pytest.mark.parametrize("antialias", [False, True])
+def test_each_group_halves_the_image(antialias: bool) -> None:
+    network = build(antialias=antialias)
+    shapes, x = [], torch.randn(2, 24, 32, 32)
+    for group in network.groups:
+        x = group(x)
+        shapes.append(tuple(x.shape[1:]))
+    assert shapes == [(64, 16, 16), (256, 8, 8), (256, 4, 4)]
+
+
+def test_a_shift_by_one_pixel_changes_less_with_the_blur() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(2, 24, 41, 41)
+    changes = []
+    for antialias in (False, True):
+        pool = build(antialias=antialias).groups[0].pool
+        here, there = (
+            pool(images[..., :40, :40].repeat(1, 3, 1, 1)[:, :64]),
+            pool(images[..., 1:, 1:].repeat(1, 3, 1, 1)[:, :64]),
+        )
+        changes.append(float((here - there).square().mean() / here.var()))
+    assert changes[1] < 0.7 * changes[0]
+
+
 @pytest.mark.parametrize("px", [96, 128, 200])
 def test_photos_of_any_size(px: int) -> None:
     network = build_model(replace(CONFIG, name="whitened_convnet_photo"), 10)

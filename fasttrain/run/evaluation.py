@@ -30,7 +30,8 @@ from fasttrain.strategy.check import choose_accelerator
 from fasttrain.strategy.world import World
 from fasttrain.trainer.evaluate import evaluate
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5
-from fasttrain.trainer.resume import check_classes, other_number, read_checkpoint, why_unreadable
+from fasttrain.trainer.resume import read_checkpoint, why_unreadable
+from fasttrain.trainer.resume_check import check_classes, other_number
 from fasttrain.trainer.views import NONE
 
 VAL_PX = next(field.metadata for field in fields(StageConfig) if field.name == "val_px")

@@ -120,17 +120,25 @@ def prepare_command(arguments: Sequence[str]) -> int:
 
 
 def eval_command(arguments: Sequence[str]) -> int:
-    """``fasttrain eval CKPT --root PATH [--px N] [--json FILE]``."""
+    """``fasttrain eval CKPT --root PATH [--px N] [--on-bad-file fail|skip] [--json FILE]``."""
     parser = argparse.ArgumentParser(prog="fasttrain eval", description="Accuracy of a checkpoint.")
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--root", type=Path, help="data set (default: the one it was trained on)")
     parser.add_argument("--px", type=int, help="validation px (default: those of the checkpoint's stage)")
+    parser.add_argument(
+        "--on-bad-file",
+        choices=("fail", "skip"),
+        help="skip: leave out, count and list the files that cannot be decoded (default: as its run did)",
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     flags = parser.parse_args(arguments)
     with spared_imports():
         from fasttrain.run.evaluation import evaluate_checkpoint
 
-    print(evaluate_checkpoint(flags.checkpoint, root=flags.root, px=flags.px, json_file=flags.json))
+    text = evaluate_checkpoint(
+        flags.checkpoint, root=flags.root, px=flags.px, json_file=flags.json, on_bad_file=flags.on_bad_file
+    )
+    print(text)
     return 0
 
 

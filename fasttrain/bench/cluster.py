@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
-from typing import NoReturn
 
-from fasttrain.bench.ddp_arguments import COMMAND_LINE, MODEL_NAMES, OTHER_NAMES
+from fasttrain.bench.ddp_arguments import MODEL_NAMES, OTHER_NAMES
 from fasttrain.bench.figures import table
+from fasttrain.bench.flags import COMMAND_LINE, FlagParser
 from fasttrain.errors import ConfigError, Problem
 from fasttrain.strategy.plan import STOCK, CommPlan
 from fasttrain.strategy.simulate import LABEL, Cluster, Work, negotiation_ms, simulate_step
@@ -30,18 +29,13 @@ PLANS = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(Problem(message, f"{self.prog} --help", COMMAND_LINE))
-
-
 def run_cluster(arguments: Sequence[str]) -> None:
     """Read the command line and print the table.
 
     Raises:
         ConfigError: Flags that cannot be run.
     """
-    parser = _Parser(prog="fasttrain bench cluster", description="A training step on a cluster, simulated.")
+    parser = FlagParser(prog="fasttrain bench cluster", description="A training step on a cluster, simulated.")
     add = parser.add_argument
     add("--model", default="resnet50", choices=(*MODEL_NAMES, *OTHER_NAMES), help="whose gradients (default: resnet50)")
     add("--nodes", type=int, default=16, help="machines (default: 16)")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from fasttrain.errors import ConfigError, MachineError, Problem
+from fasttrain.bench.flags import COMMAND_LINE, FlagParser, parse
+from fasttrain.errors import ConfigError, Problem
 from fasttrain.strategy.settings import CommSettings
-
-COMMAND_LINE = "command line"
 
 # The eleven of the article; their networks are in fasttrain.bench.ddp_models.
 MODEL_NAMES = (
@@ -79,13 +77,6 @@ class DDPFlags:
     json: Path | None
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong as the rest of the program does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(Problem(message, f"{self.prog} --help", COMMAND_LINE))
-
-
 def read_ddp_flags(arguments: Sequence[str]) -> DDPFlags:
     """The command line of ``fasttrain bench ddp``.
 
@@ -93,38 +84,30 @@ def read_ddp_flags(arguments: Sequence[str]) -> DDPFlags:
         ConfigError: With all flags that are wrong.
         MachineError: ``--json`` names a folder.
     """
-    given = _parser().parse_intermixed_args(list(arguments))
-    problems: list[Problem] = []
+    given, read = parse(_parser(), arguments)
     names = MODEL_NAMES if given.model == "all" else tuple(dict.fromkeys(given.model.split(",")))
     for name in names:
         if name not in (*MODEL_NAMES, *OTHER_NAMES):
             close = difflib.get_close_matches(name, (*MODEL_NAMES, *OTHER_NAMES), n=1)
             fix = f"--model {close[0]}" if close else f"all, or some of {','.join(MODEL_NAMES)}"
-            problems.append(Problem(f"--model {name}: there is no such model", fix, COMMAND_LINE))
-    arms = tuple(dict.fromkeys(_arm(word, problems) for word in given.strategy.split(",")))
-    counts = {
-        flag: _count(flag, getattr(given, flag), low, problems)
-        for flag, low in (("steps", 4), ("repeats", 1), ("batch_size", 1))
-    }
-    settings = _settings(given.settings, problems)
-    if given.json is not None and given.json.is_dir():
-        raise MachineError(Problem(f"--json {given.json}: a folder, expected a file", f"--json {given.json}/ddp.json"))
-    if problems:
-        raise ConfigError(problems)
-    return DDPFlags(
+            read.problems.append(Problem(f"--model {name}: there is no such model", fix, COMMAND_LINE))
+    batch_size = given.batch_size
+    flags = DDPFlags(
         models=names,
         precision=given.precision,
-        batch_size=counts["batch_size"],
-        arms=arms,
-        steps=counts["steps"] or 4,
-        repeats=counts["repeats"] or 1,
-        settings=settings,
-        json=given.json,
+        batch_size=None if batch_size is None else read.count("--batch-size", batch_size, ge=1, le=1 << 20, example=32),
+        arms=tuple(dict.fromkeys(_arm(word, read.problems) for word in given.strategy.split(","))),
+        steps=read.count("--steps", given.steps, ge=4, le=1_000_000, example=50),
+        repeats=read.count("--repeats", given.repeats, ge=1, le=1000, example=3),
+        settings=_settings(given.settings, read.problems),
+        json=read.json(given.json, example="ddp.json"),
     )
+    read.done()
+    return flags
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> FlagParser:
+    parser = FlagParser(
         prog="fasttrain bench ddp",
         usage="python -m torch.distributed.run --nproc-per-node N -m fasttrain bench ddp --model NAME [flags]",
         description="Step times of the eleven networks of Alibaba's ACSpeed benchmark (and of layers_26mib, for slow "
@@ -155,16 +138,6 @@ def _arm(word: str, problems: list[Problem]) -> Arm:
         expected = f"expected {' or '.join(STRATEGIES)}, with +{' or +'.join(EXTRAS)} behind it or not"
         problems.append(Problem(f"--strategy {word}: {expected}", "--strategy ddp,accelerated_ddp", COMMAND_LINE))
     return Arm(strategy, "compile" in extras, "capture" in extras)
-
-
-def _count(flag: str, text: str | None, low: int, problems: list[Problem]) -> int | None:
-    if text is None:
-        return None
-    if text.isdecimal() and low <= int(text) <= 1_000_000:
-        return int(text)
-    name = f"--{flag.replace('_', '-')}"
-    problems.append(Problem(f"{name} {text}: expected a whole number of at least {low}", f"{name} 32", COMMAND_LINE))
-    return None
 
 
 def _settings(words: Sequence[str], problems: list[Problem]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import torch
 
 from fasttrain.bench.arms import Arm, Shape
 from fasttrain.bench.figures import Figure, Outcome, number, table
-from fasttrain.bench.projection import project
 from fasttrain.bench.roofline import CHIPS, COUNTING, count_work, least_seconds
+from fasttrain.bench.stage_times import stage_times
 from fasttrain.model.build import build_model
 from fasttrain.report.result import cost_usd, duration
 from fasttrain.stages import accumulation, build_plan
@@ -100,7 +100,7 @@ def report_recipe(outcome: Outcome, arm: Arm, results: Results, world: World) ->
         steps_per_stage=None,
     )
     rates = {(shape.px, shape.batch_size): statistics.median(results[arm.label, shape].rates) for shape in arm.shapes}
-    times = project(plan, rates)
+    times = stage_times(plan, rates)
     seconds = sum(time.seconds for time in times)
     rows = [
         [f"{t.stage}", f"{t.px}", f"{t.batch_size}", f"{t.epochs}", f"{t.steps:,}", number(t.rate), duration(t.seconds)]

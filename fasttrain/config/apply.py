@@ -15,6 +15,7 @@ from fasttrain.config.describe import COMMAND_LINE
 from fasttrain.config.files import RECIPE
 from fasttrain.config.keys import Kinds, Setting, find, settings, shown, stage_kinds
 from fasttrain.config.overrides import Assignment, CommandLine
+from fasttrain.config.rows import wrong_row
 from fasttrain.config.selection import Selection, set_source
 from fasttrain.config.unknown import unknown_key
 from fasttrain.config.validate import Origins
@@ -50,21 +51,19 @@ def apply_command_line(
 def _check_key(
     one: Assignment, setting: Setting | None, kinds: Kinds, tree: dict[str, Any], selection: Selection
 ) -> Problem | None:
+    rows = tree.get("stages")
+    # A recipe without rows says so when they are checked.
+    if one.key.startswith("stages.") and isinstance(rows, list) and rows:
+        problem = wrong_row(one.key, one.given, len(rows))
+        if problem:
+            return problem
     if setting is None:
         return unknown_key(one.key, one.given, kinds, COMMAND_LINE)
     if setting.by_option or one.key == RECIPE:
         group = one.key.partition(".")[0]
         what = f"{one.key}={one.given}: set by choosing the option, not by hand"
         return Problem(what, f"{group}={one.given if setting.by_option else 'NAME'}", COMMAND_LINE)
-    row = re.match(r"stages\.(\d+)", one.key)
-    stages = tree.get("stages")
-    if not row or not isinstance(stages, list) or int(row[1]) < len(stages):
-        return None
-    what = f"{shown(one.key)}={one.given}: the last row of the stage table is stages[{len(stages) - 1}]"
-    if not stages:  # a recipe without stages says so when they are checked
-        return None
-    fix = f"stages.{len(stages) - 1}{one.key[row.end() :]}={one.given}"
-    return Problem(what, fix, COMMAND_LINE)
+    return None
 
 
 def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:

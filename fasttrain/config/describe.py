@@ -13,7 +13,7 @@ from fasttrain.config.keys import Setting, find, table_settings
 COMMAND_LINE = "command line"
 # Characters that Hydra's grammar, a list or a sweep gives a meaning: text with them is never guessed at.
 HAS_MEANING = re.compile(r"""[,'"\[\]{}$\\]""")
-_TRUE_WORDS = {"1", "yes", "y", "on", "t"}
+_TRUE_WORDS = {"true", "1", "yes", "y", "on", "t"}
 
 
 def expected(setting: Setting, *, with_unit: bool = True) -> str:

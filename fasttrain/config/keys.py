@@ -76,7 +76,7 @@ class Setting:
 
 def shown(key: str) -> str:
     """A key as messages write it: ``stages.1.px`` as ``stages[1].px``."""
-    return re.sub(r"^stages\.(\d+)", r"stages[\1]", key)
+    return re.sub(r"^stages\.([-+]?\d+)", r"stages[\1]", key)
 
 
 @cache

@@ -125,9 +125,15 @@ def parse_override(parser: OverridesParser, text: str, files: OptionFiles, befor
 
 
 def _parse(parser: OverridesParser, text: str, files: OptionFiles, before: str) -> Override | Problem:
-    text = re.sub(r"^(\+{0,2}stages)\[(\d+)\](?=[.=])", r"\1.\2", text)
+    text = re.sub(r"^([~+]{0,2}stages)\[([-+]?\d+)\](?=[.=]|$)", r"\1.\2", text)
+    # The grammar has no place for these in a key; which row was meant is said where the table is known.
+    odd = re.match(r"(\+{0,2})(stages\.(?:[-+]\d+|0\d+))(?=[.=])", text)
     try:
-        return parser.parse_override(text)
+        if not odd:
+            return parser.parse_override(text)
+        override = parser.parse_override(f"{odd[1]}stages.0{text[odd.end() :]}")
+        override.key_or_group = override.key_or_group.replace("stages.0", odd[2], 1)
+        return override
     except HydraException:
         pass
     key, equals, value = text.partition("=")
@@ -210,6 +216,10 @@ def _check_deletion(key: str, text: str, files: OptionFiles) -> Problem | None:
         return Problem(what, f"choose another option: {key}={files.names(key)[0]}", COMMAND_LINE)
     if setting is None:
         return Problem(what, "leave it out", COMMAND_LINE)
+    if setting.key.startswith("stages.") and setting.is_table:
+        table = find("stages", {})
+        assert table is not None
+        return Problem(f"{text}: a row cannot be left out; set the whole table", fix_line(table), COMMAND_LINE)
     fix = paste(key, "null") if setting.optional else fix_line(setting)
     return Problem(f"{what}, only set", fix, COMMAND_LINE)
 

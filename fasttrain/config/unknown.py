@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from fasttrain.config.describe import COMMAND_LINE, any_of, closest, example, paste, written_at
+from fasttrain.config.describe import COMMAND_LINE, any_of, closest, example, fix_line, paste, written_at
 from fasttrain.config.keys import Kinds, alternatives, find, owners, settings, shown, table_settings
 from fasttrain.config.schema import OPTIONS, RunConfig, StageConfig
 from fasttrain.errors import Problem
@@ -34,11 +34,12 @@ def unknown_key(key: str, given: str, kinds: Kinds, where: str) -> Problem:
     if belongs:
         return _of_another_option(what, key, given, belongs, kinds, where)
     stage_key = rest if group == "stages" else key
-    if stage_key in table_settings(StageConfig, ""):
-        fix = f"stages.0.{stage_key}={given}"
+    in_row = table_settings(StageConfig, "stages.0.").get(stage_key)
+    if in_row is not None:
+        fix = fix_line(in_row, given)
         what = f"{what}: {stage_key} is set for each stage"
         if where != COMMAND_LINE:
-            return Problem(what, written_at(f"stages.0.{stage_key}", given, where), where)
+            return Problem(what, written_at(in_row.key, given, where), where)
         what = f"{what}; {fix} sets it for the first"
         return Problem(what, fix, where)
     meant = alternatives(key, kinds)
@@ -64,17 +65,25 @@ def _meant_table(key: str, where: str) -> str | None:
 
 def _unknown_in_row(key: str, given: str, where: str) -> Problem:
     """The problem of a key that a row of the stage table does not have: ``stages.0.size``."""
-    row, _, name = key.rpartition(".")
-    known = list(table_settings(StageConfig, ""))
-    meant = [found.rpartition(".")[2] for found in alternatives(f"stages.0.{name}", {}) if "stages.0" in found]
-    hint = f"; did you mean {meant[0]}?" if meant else ""
+    _, row, name = key.split(".", 2)
+    known = table_settings(StageConfig, f"stages.{row}.")
+    meant = meant_in_row(name)
+    hint = f"; did you mean {meant}?" if meant else ""
     what = f"{shown(key)}={given}: a stage has no {name}{hint} (a stage has {', '.join(known)})"
-    pick = meant[0] if meant else None
-    if where == COMMAND_LINE:
-        fix = f"{row}.{pick}={given}" if pick else "leave it out"
-    else:
-        fix = written_at(f"{row}.{pick}", given, where) if pick else f"take it out of {where}"
+    if meant is None:
+        return Problem(what, "leave it out" if where == COMMAND_LINE else f"take it out of {where}", where)
+    setting = known[meant]
+    fix = fix_line(setting, given) if where == COMMAND_LINE else written_at(setting.key, given, where)
     return Problem(what, fix, where)
+
+
+def meant_in_row(name: str) -> str | None:
+    """The setting of a stage that the part of a key behind the row stands for (``size``, ``px.x``), or None."""
+    known = table_settings(StageConfig, "")
+    if inside := [part for part in name.split(".") if part in known]:
+        return inside[0]
+    found = [key.rpartition(".")[2] for key in alternatives(f"stages.0.{name}", {}) if key.startswith("stages.0.")]
+    return found[0] if found else None
 
 
 def _for_each_stage(name: str) -> str:

@@ -20,6 +20,7 @@ from fasttrain.errors import DataError, Problem
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 VAL_FILES = ("test_batch.bin",)
 NAMES_FILE = "batches.meta.txt"
+LAYOUT = "expected the files ROOT/data_batch_1.bin to data_batch_5.bin and ROOT/test_batch.bin"
 NUM_CLASSES = 10
 PLANE = 32 * 32
 RECORD_BYTES = 1 + 3 * PLANE
@@ -60,9 +61,10 @@ def missing_files(root: str, missing: list[str]) -> Problem:
     """Why ``root`` is not the folder that holds the files, of which it lacks ``missing``."""
     where = f"data.root={root}"
     if not os.path.isdir(root):
-        return Problem(f"{where}: no such folder", "data.root=PATH of the folder that holds data_batch_1.bin")
+        return Problem(f"{where}: no such folder; {LAYOUT}", "data.root=PATH of the folder that holds data_batch_1.bin")
     try:
-        entries = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+        found = sorted(os.scandir(root), key=lambda entry: entry.name)
+        entries = [entry.name for entry in found if entry.is_dir()]
     except OSError as error:
         return Problem(f"{where} cannot be read: {error.strerror}", f"chmod -R a+rX {shlex.quote(root)}")
     for name in entries:
@@ -76,8 +78,13 @@ def missing_files(root: str, missing: list[str]) -> Problem:
             f"{where} holds the Python version of CIFAR-10",
             "fasttrain prepare cifar10 --root PATH --from cifar-10-python.tar.gz writes the binary version's files",
         )
+    holds = ", ".join(entry.name for entry in found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    if not {entry.name for entry in found}.intersection((*TRAIN_FILES, *VAL_FILES)):
+        what = f"{where} {f'holds only {holds}' if found else 'is empty'}; {LAYOUT}"
+    else:
+        what = f"{where} lacks {', '.join(missing)}; it holds {holds}"
     return Problem(
-        f"{where} lacks {', '.join(missing)}",
+        what,
         "fasttrain prepare cifar10, or data.root=PATH of the folder that holds them",
     )
 

@@ -48,7 +48,7 @@ def find_layout_problem(root: str, *, with_val: bool, kind: str) -> Problem | No
     where = f"data.root={root}"
     if not os.path.lexists(root):
         fix = f"fasttrain prepare shapes --root {shlex.quote(root)}" if kind == "shapes" else _right_path(root)
-        return Problem(f"{where}: no such folder", fix)
+        return Problem(f"{where}: no such folder; {LAYOUT}", fix)
     if not os.path.exists(root):
         return Problem(f"{where} is a link to {os.readlink(root)}, which is not there", "data.root=PATH")
     if not os.path.isdir(root):

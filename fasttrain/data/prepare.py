@@ -14,68 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from fasttrain.data.imagenet import DEVKIT, IMAGENET, TRAIN, VAL, Expected, unpack_imagenet
+from fasttrain.data.known_sets import DATA_SETS, NAMES, SHAPES_ROOT
 from fasttrain.data.layout import HOLD_OUT, VAL_LABELS
 from fasttrain.data.published import is_laid_out, unpack_published
+from fasttrain.data.wrong_folder import pointing_to_set
 from fasttrain.errors import ConfigError, DataError, Problem
 from fasttrain.regular_file import what_instead
 
-SHAPES_ROOT = "data/shapes"  # as in conf/data/shapes.yaml
 MAX_NAMED = 5  # classes in an error
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """A published data set.
-
-    Attributes:
-        kind: How it is read: an option of ``data``.
-        num_train, num_val, num_classes: What a complete one has.
-        recipe: One that trains on it.
-        steps: Shell lines that get it and lay it out at ``{root}``; data/README.md explains them.
-    """
-
-    kind: str
-    num_train: int
-    num_val: int
-    num_classes: int
-    recipe: str
-    steps: str
-
-
-DATA_SETS = {
-    "imagenet": DataSet(
-        kind="imagefolder",
-        num_train=IMAGENET.num_train,
-        num_val=IMAGENET.num_val,
-        num_classes=IMAGENET.num_classes,
-        recipe="resnet50_dawnbench",
-        steps="""\
-ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz come from
-https://image-net.org/download-images after signing in there. Put them into one folder, then:
-    fasttrain prepare imagenet --root {root} --archives FOLDER""",
-    ),
-    "imagenette": DataSet(
-        kind="imagefolder",
-        num_train=9_469,  # github.com/fastai/imagenette, version 2
-        num_val=3_925,
-        num_classes=10,
-        recipe="imagenette_128_5",
-        steps="""\
-imagenette2-320.tgz comes from https://github.com/fastai/imagenette ("320 px download"). Then:
-    fasttrain prepare imagenette --root {root} --from imagenette2-320.tgz""",
-    ),
-    "cifar10": DataSet(
-        kind="cifar10",
-        num_train=50_000,  # www.cs.toronto.edu/~kriz/cifar.html
-        num_val=10_000,
-        num_classes=10,
-        recipe="cifar10_basic",
-        steps="""\
-cifar-10-binary.tar.gz comes from https://www.cs.toronto.edu/~kriz/cifar.html ("binary version"). Then:
-    fasttrain prepare cifar10 --root {root} --from cifar-10-binary.tar.gz""",
-    ),
-}
-NAMES = ("shapes", *DATA_SETS)
 
 
 @dataclass(frozen=True)
@@ -126,7 +72,8 @@ def prepare(name: str, root: Path | None, *, check: bool = False, sources: Sourc
         if check or (root is not None and _unpack(name, root.expanduser(), sources)):
             return _check_published(name, root)
     except DataError as error:
-        raise as_flags(error, f"fasttrain prepare {name} --root PATH") from error
+        said = as_flags(error, f"fasttrain prepare {name} --root PATH")
+        raise (pointing_to_set(name, root, said) if check and root is not None else said) from error
     return _how_to_get(name, root)
 
 

@@ -102,7 +102,7 @@ class Scan:
         return self.counts.classes
 
 
-def scan(config: RunConfig, *, local_rank: int = 0) -> Scan:
+def scan(config: RunConfig, *, local_rank: int = 0, val_only: bool = False) -> Scan:
     """List the images of the run, or take the counts that the config expects.
 
     ``data.num_*`` are compared with what lies in the folders, before bad files are left out.
@@ -111,6 +111,7 @@ def scan(config: RunConfig, *, local_rank: int = 0) -> Scan:
         config: The run.
         local_rank: Of this process. With ``data.on_bad_file=skip`` the first one of a machine decodes every file
             and the others wait for what it finds.
+        val_only: Whether no training image will be read: bad files are looked for among the others alone.
 
     Raises:
         DataError: Layout, labels or counts that do not fit, each with its fix.
@@ -144,8 +145,10 @@ def scan(config: RunConfig, *, local_rank: int = 0) -> Scan:
         val, train = train.part(np.flatnonzero(held)), train.part(np.flatnonzero(~held))
     skipped: tuple[tuple[str, str], ...] = ()
     if data.on_bad_file == "skip" and data.kind != "cifar10":
-        train, val, skipped = _leave_out_bad_files(root, classes, train, val, first_of_machine=local_rank == 0)
-        notes += _skipped_notes(skipped, len(train.paths) + len(val.paths) + len(skipped))
+        read = Split() if val_only else train
+        read, val, skipped = _leave_out_bad_files(root, classes, read, val, first_of_machine=local_rank == 0)
+        train = train if val_only else read
+        notes += _skipped_notes(skipped, len(read.paths) + len(val.paths) + len(skipped))
     counts = Counts(len(train.labels), len(val.labels), len(classes))
     return Scan(root, classes, train, val, "scan", counts, notes, skipped)
 

@@ -97,7 +97,8 @@ def check_shapes(root: str | Path, **wanted: int) -> Spec:
     root = Path(root)
     found = _read_fingerprint(root)
     if found is None:
-        what = f"data.root={root}: not a set of shapes that fasttrain made (there is no {FINGERPRINT} in it)"
+        here = f"there is no {FINGERPRINT} in it" if root.is_dir() else "no such folder"
+        what = f"data.root={root}: not a set of shapes that fasttrain made ({here})"
         raise DataError(Problem(what, "data.root=data/shapes, or another folder that is absent or empty"))
     fix = f"rm -r {root}    # the next run makes it again, or: fasttrain prepare shapes --root {root}"
     wanted = {"generator": GENERATOR, **wanted}

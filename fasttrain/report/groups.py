@@ -20,6 +20,7 @@ SCHEMA = 1
 WITH_INTERVAL = {
     "top1": "top1",
     "plain_top1": "top1 without test-time augmentation",
+    "raw_top1": "top1 of the raw weights",
     "seconds": "seconds",
     "seconds_with_final_validation": "seconds with the final validation",
 }
@@ -41,6 +42,8 @@ FIGURES = (
     "cost_usd",
     "seconds_with_final_validation",
     "plain_top1",
+    "raw_top1",
+    "raw_top5",
 )
 
 

@@ -47,7 +47,7 @@ class Row:
         stage: Zero-based row of the stage table; None in a row read from a file.
         rate_images, rate_seconds: What images_per_second is made of.
         skipped_steps: Updates that the loss scaler refused.
-        raw_top1, raw_top5: Of the weights as trained, where top1 and top5 are of the averaged ones.
+        raw_top1, raw_top5: Of the weights as trained, where top1 and top5 are of the averaged ones; not in the file.
         plain_top1: Percent without test-time augmentation, where the run has one; not in the file.
     """
 

@@ -199,6 +199,7 @@ def _figures(run: Run) -> dict[str, Any]:
         **_with_views(result),
         "validation images (N)": result["num_val"],
         "weights whose accuracy counts": result["weights"],
+        **_raw(result),
         "images per second by stage": {
             f"stage {stage}": "n/a" if figure is None else f"{figure:,.0f}"
             for stage, figure in result["images_per_second"].items()
@@ -222,6 +223,13 @@ def _with_views(result: Mapping[str, Any]) -> dict[str, Any]:
     if kind in (None, "none"):
         return {}
     return {"test-time augmentation": kind, "last top1 without it": _percent(result["plain_top1"])}
+
+
+def _raw(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The accuracy of the weights as trained; nothing where they are those that count."""
+    if result["raw_top1"] is None:
+        return {}
+    return {"last top1, top5 of the raw weights": f"{_percent(result['raw_top1'])}, {_percent(result['raw_top5'])}"}
 
 
 def _settings(run: Run) -> dict[str, Any]:

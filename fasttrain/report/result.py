@@ -42,7 +42,7 @@ KEYS = (
 
 
 # Keys that the files of older versions lack; such files are read too.
-LATER_KEYS = ("seconds_with_final_validation", "test_time_augmentation", "plain_top1")
+LATER_KEYS = ("seconds_with_final_validation", "test_time_augmentation", "plain_top1", "raw_top1", "raw_top5")
 
 
 def build_result(
@@ -55,6 +55,9 @@ def build_result(
     final_validation_seconds: float | None,
 ) -> dict[str, Any]:
     """The content of ``result.json``; a figure that does not apply is None.
+
+    ``top1`` and ``top5`` are of the ``weights`` that count; ``raw_top1`` and ``raw_top5`` are None where these are
+    the raw ones.
 
     Args:
         facts: The run.
@@ -100,6 +103,8 @@ def build_result(
         ),
         "test_time_augmentation": config.trainer.test_time_augmentation,
         "plain_top1": _percent(last.plain_top1) if last else None,
+        "raw_top1": _percent(last.raw_top1) if last else None,
+        "raw_top5": _percent(last.raw_top5) if last else None,
     }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from fasttrain.data.path import build_data_path
 from fasttrain.data.prepare import as_flags
 from fasttrain.data.preprocess import Normalize
 from fasttrain.data.scan import Scan, scan
-from fasttrain.errors import ConfigError, DataError, Problem
+from fasttrain.errors import ConfigError, DataError, MachineError, Problem
 from fasttrain.model.build import build_model
 from fasttrain.regular_file import what_instead
 from fasttrain.report.files import require_writable, write_json
@@ -28,7 +30,8 @@ from fasttrain.strategy.check import choose_accelerator
 from fasttrain.strategy.world import World
 from fasttrain.trainer.evaluate import evaluate
 from fasttrain.trainer.results import MIN_CLASSES_FOR_TOP5
-from fasttrain.trainer.resume import check_classes, other_number, read_checkpoint, why_unreadable
+from fasttrain.trainer.resume import read_checkpoint, why_unreadable
+from fasttrain.trainer.resume_check import check_classes, other_number
 from fasttrain.trainer.views import NONE
 
 VAL_PX = next(field.metadata for field in fields(StageConfig) if field.name == "val_px")
@@ -37,7 +40,9 @@ WEIGHTS = {"averaged": "state_dict_ema", "raw": "state_dict"}
 OTHER_ROOT = "--root PATH of a set with the same class folders"
 
 
-def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, json_file: Path | None) -> str:
+def evaluate_checkpoint(
+    checkpoint: Path, *, root: Path | None, px: int | None, json_file: Path | None, on_bad_file: str | None = None
+) -> str:
     """Validate a checkpoint's network as its run did when it was written, with its averaged weights too.
 
     Args:
@@ -45,14 +50,16 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
         root: Data set; None for the one it was trained on. Needs the same classes, not the same number of images.
         px: Short side of the validation images; None for that of the stage in which the checkpoint was written.
         json_file: Where the figures are written too.
+        on_bad_file: ``fail``, or ``skip`` to leave out the images that cannot be decoded; None for what its run did.
 
     Returns:
-        A line with top-1, top-5, px and the number of images for each kind of weights, those that count first.
+        A line with top-1, top-5, px and the number of images that were counted for each kind of weights, those that
+        count first; then what was left out.
 
     Raises:
-        ConfigError: The file is no checkpoint of a run; ``px`` is out of bounds.
-        DataError: The data set is missing or has other classes.
-        MachineError: ``json_file`` cannot be written.
+        ConfigError: The file is no checkpoint of a run; ``px`` is out of bounds; no files to skip.
+        DataError: The data set is missing or has other classes, or an image cannot be decoded.
+        MachineError: ``json_file``, or what is known of bad files, cannot be written.
     """
     low, high = VAL_PX["ge"], VAL_PX["le"]
     if px is not None and not low <= px <= high:
@@ -61,11 +68,9 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
         require_writable(json_file, "--json")
     content = _open(checkpoint)
     header = content["fasttrain"]
-    config = _config(load_run(header["config"], source=str(checkpoint), older=True).config, root)
-    try:
-        images = scan(config)
-    except DataError as error:
-        raise as_flags(error, f"fasttrain eval {checkpoint} --root PATH") from error
+    config = _config(load_run(header["config"], source=str(checkpoint), older=True).config, root, on_bad_file)
+    with _in_flags(checkpoint):
+        images = scan(config, val_only=True)
     check_classes(header, checkpoint, images, fix=OTHER_ROOT)
     world = World(rank=0, local_rank=0, size=1, local_size=1, launcher="self")
     device = torch.device("cuda", 0) if choose_accelerator(config, world) == "gpu" else torch.device("cpu")
@@ -73,26 +78,63 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
     epoch = _epoch_of(header, plan)
     augmentation = config.trainer.test_time_augmentation
     shown_px = epoch.val_px if px is None else px
-    counts = _counts(content, config, images, plan, checkpoint, px=shown_px, epoch=epoch, device=device)
+    with _in_flags(checkpoint):
+        counts = _counts(content, config, images, plan, checkpoint, px=shown_px, epoch=epoch, device=device)
     has_top5 = images.num_classes >= MIN_CLASSES_FOR_TOP5
     accuracies = {
         kind: (100 * correct1 / count, 100 * correct5 / count if has_top5 else None, count)
         for kind, (correct1, correct5, count) in counts.items()
     }
-    (counted, (top1, top5, num_val)), *others = accuracies.items()
     if json_file:
-        figures = {"checkpoint": str(checkpoint), "weights": counted, "px": shown_px, "num_val": num_val}
-        figures["test_time_augmentation"] = augmentation
-        raw: dict[str, float | None] = {f"{kind}_top1": other1 for kind, (other1, _, _) in others}
-        raw |= {f"{kind}_top5": other5 for kind, (_, other5, _) in others}
-        write_json(json_file, {**figures, "top1": top1, "top5": top5, **raw})
+        figures = {"checkpoint": str(checkpoint), "px": shown_px, "test_time_augmentation": augmentation}
+        figures |= {"skipped_files": len(images.skipped), "skipped": dict(images.skipped)}
+        write_json(json_file, {**figures, **_figures(accuracies)})
     whose = f" (stage {epoch.stage}'s)" if px is None else ""
     views = "" if augmentation == NONE else f"; test-time augmentation {augmentation}"
-    return "\n".join(
+    lines = [
         f"{checkpoint}: top1 {one:.2f}%{f' top5 {five:.2f}%' if five is not None else ''} at {shown_px} px{whose}; "
         f"N={count}; {kind} weights{views}"
         for kind, (one, five, count) in accuracies.items()
-    )
+    ]
+    return "\n".join([*lines, *_left_out(images, config)])
+
+
+def _figures(accuracies: Mapping[str, tuple[float, float | None, int]]) -> dict[str, Any]:
+    """Top-1 and top-5, percent, of the weights that count, and those of the others under their kind's name."""
+    (counted, (top1, top5, num_val)), *others = accuracies.items()
+    other1 = {f"{kind}_top1": one for kind, (one, _, _) in others}
+    other5 = {f"{kind}_top5": five for kind, (_, five, _) in others}
+    return {"weights": counted, "num_val": num_val, "top1": top1, "top5": top5, **other1, **other5}
+
+
+def _left_out(images: Scan, config: RunConfig) -> list[str]:
+    """Lines about the files that are not counted; none where bad files are an error."""
+    if config.data.on_bad_file == "fail":
+        return []
+    num_files = images.num_val + len(images.skipped)
+    if not images.skipped:
+        return [f"all {num_files:,} validation images can be decoded"]
+    named = [f"  {path}: {reason}" for path, reason in images.skipped]
+    return [f"left out {len(named):,} of {num_files:,} validation images, which cannot be decoded:", *named]
+
+
+@contextmanager
+def _in_flags(checkpoint: Path) -> Iterator[None]:
+    """Errors about data in words for this command, which takes flags and no settings."""
+    try:
+        yield
+    except (DataError, MachineError) as error:
+        said = as_flags(error, f"fasttrain eval {checkpoint} --root PATH") if isinstance(error, DataError) else error
+        problems = [
+            replace(problem, what=_bad_file_flag(problem.what), fix=_bad_file_flag(problem.fix))
+            for problem in said.problems
+        ]
+        raise type(error)(problems) from error
+
+
+def _bad_file_flag(text: str) -> str:
+    text = re.sub(r"data\.on_bad_file=skip: .*", "--on-bad-file skip to leave such files out", text)
+    return text.replace("data.on_bad_file=", "--on-bad-file ")
 
 
 def _counts(
@@ -153,8 +195,12 @@ def _open(checkpoint: Path) -> dict[str, Any]:
     return content
 
 
-def _config(config: RunConfig, root: Path | None) -> RunConfig:
-    """The run's config for one device of this machine, whatever it was trained on, and for any number of images."""
+def _config(config: RunConfig, root: Path | None, on_bad_file: str | None) -> RunConfig:
+    """The run's config for one device of this machine, whatever it was trained on, and for any number of images.
+
+    Raises:
+        ConfigError: Files are to be skipped where there are none.
+    """
     # A single pass gains nothing from a cache.
     data = replace(config.data, cache="off", cache_dir=None)
     if root is not None:
@@ -164,6 +210,12 @@ def _config(config: RunConfig, root: Path | None) -> RunConfig:
     if root is not None or data.backend != "synthetic":
         backend = "torchvision" if data.backend == "torchvision" else "auto"
         data = replace(data, backend=backend, num_train=None, num_val=None, num_classes=None)
+    if on_bad_file is not None:
+        without_files = data.kind if data.kind == "cifar10" else "synthetic" if data.backend == "synthetic" else None
+        if on_bad_file == "skip" and without_files:
+            what = f"--on-bad-file skip: {without_files} data decodes no image files"
+            raise ConfigError(Problem(what, "leave it out", "command line"))
+        data = replace(data, on_bad_file=on_bad_file)
     trainer = replace(config.trainer, devices=1, num_nodes=1)
     if not torch.cuda.is_available():
         precision = "fp32" if trainer.precision == "fp16" else trainer.precision

@@ -44,7 +44,8 @@ from fasttrain.trainer.first_images import InitializedFromImages, InitializeFrom
 from fasttrain.trainer.mixing import Mixing
 from fasttrain.trainer.module import ClassifierModule
 from fasttrain.trainer.objective import Objective
-from fasttrain.trainer.resume import Resume, check_resume, newest_checkpoint, read_checkpoint
+from fasttrain.trainer.resume import Resume, newest_checkpoint, read_checkpoint
+from fasttrain.trainer.resume_check import check_resume
 from fasttrain.trainer.signals import StopSignals
 from fasttrain.trainer.warmup import WarmUp
 

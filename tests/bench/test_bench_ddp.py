@@ -92,6 +92,7 @@ def test_flags() -> None:
         (["--model", "vgg16", "--strategy", "ddp,horovod"], ["--strategy horovod", "ddp or accelerated_ddp"]),
         (["--model", "vgg16", "--strategy", "ddp+graph"], ["--strategy ddp+graph", "+compile or +capture"]),
         (["--model", "vgg16", "--steps", "0", "--batch-size", "x"], ["--steps 0", "--batch-size x"]),
+        (["--model", "vgg16", "--repeat", "2"], ["--repeat: there is no such flag", "did you mean --repeats?"]),
         (["--model", "vgg16", "stream=4"], ["stream=4: there is no such setting", "streams=VALUE"]),
         (["--model", "vgg16", "streams=four"], ["streams=four: expected a value of type int"]),
         (["--model", "vgg16", "streams=99"], ["streams=99: expected 1 to 8"]),

@@ -100,6 +100,81 @@ def test_what_cannot_be_validated_is_said(
         assert not any(word in error for word in ("resume=", "data.root", "internal", "state_dict")), error
 
 
+def test_bad_validation_files_are_left_out_counted_and_listed(
+    best: Path, tiny_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root, whole, out = tmp_path / "set", tmp_path / "whole", tmp_path / "eval.json"
+    for copy in (root, whole):
+        shutil.copytree(tiny_images, copy)
+    bad = [sorted((root / "val" / name).iterdir())[0] for name in CLASSES[:2]]
+    for path in bad:
+        path.write_bytes(b"<html>")
+        (whole / path.relative_to(root)).unlink()
+    # No training image is read, so that a bad one does not matter.
+    sorted((root / "train" / CLASSES[0]).iterdir())[0].write_bytes(b"")
+    assert main(["eval", str(best), "--root", str(whole), "--json", str(out)]) == 0
+    without = json.loads(out.read_text())
+    assert (without["num_val"], without["skipped_files"], without["skipped"]) == (30, 0, {})
+    capsys.readouterr()
+    for _ in range(2):  # the second time by what is known of the files
+        assert main(["eval", str(best), "--root", str(root), "--on-bad-file", "skip", "--json", str(out)]) == 0
+        line, left_out, *named = capsys.readouterr().out.splitlines()
+        assert "N=30;" in line
+        assert left_out == "left out 2 of 32 validation images, which cannot be decoded:"
+        assert named == [f"  {path}: not an image, it starts with b'<html>'" for path in sorted(bad)]
+        figures = json.loads(out.read_text())
+        assert (figures["num_val"], figures["skipped_files"]) == (30, 2)
+        assert set(figures["skipped"]) == set(map(str, bad))
+        assert (figures["top1"], figures["top5"]) == (without["top1"], without["top5"])
+    assert main(["eval", str(best), "--root", str(whole), "--on-bad-file", "skip"]) == 0
+    assert capsys.readouterr().out.endswith("\nall 30 validation images can be decoded\n")
+
+
+def test_without_the_flag_a_bad_file_is_an_error_unless_its_run_skipped_such(
+    best: Path, tiny_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = tmp_path / "set"
+    shutil.copytree(tiny_images, root)
+    bad = sorted((root / "val" / CLASSES[0]).iterdir())[0]
+    bad.write_bytes(b"<html>")
+
+    def skipping(content: dict[str, Any]) -> None:
+        assert "on_bad_file: fail" in content["fasttrain"]["config"]
+        text = content["fasttrain"]["config"].replace("on_bad_file: fail", "on_bad_file: skip")
+        content["fasttrain"]["config"] = text
+
+    skipped = change(best, tmp_path / "skipped.ckpt", skipping)
+    for arguments in ([str(best)], [str(skipped), "--on-bad-file", "fail"]):
+        assert main(["eval", *arguments, "--root", str(root)]) == 3
+        error = capsys.readouterr().err
+        assert f"{bad} cannot be decoded: not an image" in error
+        assert "or --on-bad-file skip to leave such files out" in error
+        assert "data.on_bad_file" not in error
+    assert main(["eval", str(skipped), "--root", str(root)]) == 0
+    assert "N=31;" in (said := capsys.readouterr().out)
+    assert f"left out 1 of 32 validation images, which cannot be decoded:\n  {bad}: " in said
+    for path in (root / "val" / CLASSES[0]).iterdir():
+        path.write_bytes(b"")
+    assert main(["eval", str(best), "--root", str(root), "--on-bad-file", "skip"]) == 3
+    assert "--on-bad-file skip would leave no validation image in 1 classes" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert main(["eval", str(best), "--root", str(root), "--on-bad-file", "skip"]) == 4
+    assert "--on-bad-file skip keeps what it finds in" in capsys.readouterr().err
+
+
+def test_data_without_files_has_none_to_skip(best: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def synthetic(content: dict[str, Any]) -> None:
+        text = content["fasttrain"]["config"].replace("backend: torchvision", "backend: synthetic")
+        content["fasttrain"]["config"] = text
+
+    checkpoint = change(best, tmp_path / "synthetic.ckpt", synthetic)
+    assert main(["eval", str(checkpoint), "--on-bad-file", "skip"]) == 2
+    assert "--on-bad-file skip: synthetic data decodes no image files" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("px", ["0", "-5", "7", "1025", "5000"])
 def test_px_is_bounded(px: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(tmp_path / "any.ckpt"), "--px", px]) == 2

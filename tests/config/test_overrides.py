@@ -89,7 +89,27 @@ BAD = [
     ("stages.0.px=abc", "stages[0].px=abc: expected a whole number from 8 to 1024", "stages.0.px=96"),
     ("stages[1].px=4", "stages[1].px=4: expected a whole number", "stages.1.px=96"),
     ("stages[1].pxx=64", "a stage has no pxx; did you mean px?", "stages.1.px=64"),
-    ("stages.2.px=64", "the last row of the stage table is stages[1]", "stages.1.px=64"),
+    ("stages.2.px=64", "stages[2].px=64: the last row of the stage table is stages[1]", "stages.1.px=64"),
+    ("+stages[7].rectangular_val=true", "the last row of the stage table is", "stages.1.rectangular_val=true"),
+    ("stages.7.pxx=64", "the last row of the stage table is stages[1]", "stages.1.px=64"),
+    ("stages.7.foo=64", "is stages[1], and a stage has no foo", "leave it out"),
+    ("stages.7=null", "the last row of the stage table is stages[1]", "'stages.1={epochs: 5,"),
+    ("stages.7={px: 64}", "stages[7].px=64: the last row of the stage table is stages[1]", "stages.1.px=64"),
+    ("stages.-1.px=64", "stages[-1].px=64: rows of the stage table are counted from the first", "stages.1.px=64"),
+    ("stages[-2].min_area=0.5", "from the first, stages[0] to stages[1]", "stages.0.min_area=0.5"),
+    ("++stages.-9.px=64", "from the first, stages[0] to stages[1]", "stages.0.px=64"),
+    ("stages.-1=3", "stages[-1]=3: rows of the stage table", "'stages.1={epochs: 5,"),
+    ("stages.-1.px=abc", "rows of the stage table are counted from the first", "stages.1.px=96"),
+    ("stages.+1.px=64", "rows of the stage table are written stages[0] to stages[1]", "stages.1.px=64"),
+    ("stages.00.px=64", "rows of the stage table are written stages[0] to stages[1]", "stages.0.px=64"),
+    ("stages.a.px=64", "rows of the stage table have numbers, stages[0] to stages[1]", "stages.0.px=64"),
+    ("stages.0.pxx=1", "a stage has no pxx; did you mean px?", "stages.0.px=96"),
+    ("stages.0.px.x=64", "a stage has no px.x; did you mean px?", "stages.0.px=64"),
+    ("stages.1.5.px=64", "a stage has no 5.px; did you mean px?", "stages.1.px=64"),
+    ("px=abc", "px is set for each stage; stages.0.px=96 sets it for the first", "stages.0.px=96"),
+    ("~stages.1", "~stages.1: a row cannot be left out; set the whole table", "'stages=[{epochs: 5,"),
+    ("~stages[7]", "~stages[7]: a row cannot be left out; set the whole table", "'stages=[{epochs: 5,"),
+    ('dry_run="true"', "expected true or false", "dry_run=true"),
     ("stages.0=64", "stages[0]=64: expected settings of its own", "'stages.0={epochs: 5,"),
     ("stages=64", "expected a list of rows", "'stages=[{epochs: 5,"),
     (
@@ -112,6 +132,14 @@ def test_bad_override_is_named_and_mended(errors: Callable[..., str], override: 
     assert said in text
     assert f"    fix: {fix}" in text or fix in text.partition("fix:")[2]
     assert not GRAMMAR.search(text)
+
+
+@pytest.mark.parametrize("override", [row[0] for row in BAD if "stages" in row[0] and "leave" not in row[2]])
+def test_the_fix_of_a_row_is_taken(compose: Compose, override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(override)
+    fixes = [word for problem in caught.value.problems for word in shlex.split(problem.fix)]
+    assert compose(*fixes)
 
 
 def test_all_errors_come_together(errors: Callable[..., str]) -> None:

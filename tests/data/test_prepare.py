@@ -13,9 +13,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from fasttrain.data import prepare as module
 from fasttrain.data.cifar10 import RECORD_BYTES, TRAIN_FILES, VAL_FILES
-from fasttrain.data.prepare import DATA_SETS, NAMES, SHAPES_ROOT, prepare
+from fasttrain.data.known_sets import DATA_SETS, NAMES, SHAPES_ROOT
+from fasttrain.data.prepare import prepare
 from fasttrain.data.shape_drawing import CLASSES
 from fasttrain.data.shapes import Spec, make_shapes
 from fasttrain.errors import ConfigError, DataError
@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[2]
 def _expect(monkeypatch: pytest.MonkeyPatch, name: str, num_train: int, num_val: int, num_classes: int) -> None:
     """Let a complete set of this name be a small one."""
     small = dataclasses.replace(DATA_SETS[name], num_train=num_train, num_val=num_val, num_classes=num_classes)
-    monkeypatch.setitem(module.DATA_SETS, name, small)
+    monkeypatch.setitem(DATA_SETS, name, small)
 
 
 def _write_images(root: Path, names: Iterable[str]) -> None:
@@ -109,6 +109,7 @@ def test_check_of_a_missing_folder_is_a_data_error(tmp_path: Path, name: str) ->
         ("imagenette", ["data_batch_1.bin"]),
         ("cifar10", ["train/a/1.JPEG"]),
         ("shapes", ["a/1.JPEG"]),
+        ("shapes", ["train/a/1.JPEG", "val/a/2.JPEG"]),
     ],
 )
 def test_words_of_check_name_no_settings(tmp_path: Path, name: str, files: list[str]) -> None:

@@ -19,6 +19,7 @@ from fasttrain.data import archives as archives_module
 from fasttrain.data import imagenet
 from fasttrain.data import prepare as prepare_module
 from fasttrain.data.imagenet import DEVKIT, TRAIN, VAL, Expected
+from fasttrain.data.known_sets import DATA_SETS
 from fasttrain.data.prepare import Sources, prepare
 from fasttrain.errors import ConfigError, DataError, MachineError
 from tests.data.archive_samples import COUNTS, class_tar, jpeg, pack, write_archives
@@ -31,8 +32,8 @@ SMALL = Expected(num_train=9, num_val=7, num_classes=3, min_per_class=2, max_per
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A complete ImageNet is the imitation."""
-    data_set = dataclasses.replace(prepare_module.DATA_SETS["imagenet"], num_train=9, num_val=7, num_classes=3)
-    monkeypatch.setitem(prepare_module.DATA_SETS, "imagenet", data_set)
+    data_set = dataclasses.replace(DATA_SETS["imagenet"], num_train=9, num_val=7, num_classes=3)
+    monkeypatch.setitem(DATA_SETS, "imagenet", data_set)
     monkeypatch.setattr(prepare_module, "IMAGENET", SMALL)
 
 
@@ -209,9 +210,7 @@ def test_validation_images_that_the_devkit_does_not_fit(tmp_path: Path, archives
 
 
 def test_a_devkit_of_another_size(tmp_path: Path, archives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        prepare_module.DATA_SETS, "imagenet", dataclasses.replace(prepare_module.DATA_SETS["imagenet"], num_val=8)
-    )
+    monkeypatch.setitem(DATA_SETS, "imagenet", dataclasses.replace(DATA_SETS["imagenet"], num_val=8))
     assert "3 classes and the classes of 7 validation images, expected 3 and 8" in message(tmp_path / "set", archives)
     pack(archives / DEVKIT, {"ILSVRC2012_devkit_t12/data/meta.mat": b"x"})
     assert "holds no ILSVRC2012_validation_ground_truth.txt" in message(tmp_path / "set", archives)

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasttrain.data import prepare as prepare_module
 from fasttrain.data import published
 from fasttrain.data.cifar10 import TRAIN_FILES, VAL_FILES, read_cifar10
+from fasttrain.data.known_sets import DATA_SETS
 from fasttrain.data.prepare import Sources, prepare
 from fasttrain.errors import ConfigError, DataError, MachineError
 from tests.data.archive_samples import jpeg, pack
@@ -30,8 +30,8 @@ NAMES = [f"animal {number}" for number in range(10)]
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, counts in {"imagenette": (3, 2, 2), "cifar10": (100, 20, 10)}.items():
         fields = dict(zip(("num_train", "num_val", "num_classes"), counts, strict=True))
-        small = dataclasses.replace(prepare_module.DATA_SETS[name], **fields)
-        monkeypatch.setitem(prepare_module.DATA_SETS, name, small)
+        small = dataclasses.replace(DATA_SETS[name], **fields)
+        monkeypatch.setitem(DATA_SETS, name, small)
 
 
 def imagenette(archive: Path) -> Path:
@@ -129,7 +129,7 @@ def test_an_archive_of_something_else(tmp_path: Path) -> None:
     archive = pack(tmp_path / "x.tgz", {"x/train/a/1.JPEG": jpeg(1), "x/val/a/2.JPEG": jpeg(2)})
     with pytest.raises(DataError, match="1 training and 1 validation images of 1 classes; a complete imagenette has 3"):
         unpack("imagenette", tmp_path / "set", archive)
-    with pytest.raises(DataError, match=r"lacks data_batch_1\.bin"):
+    with pytest.raises(DataError, match=r"is empty; expected the files ROOT/data_batch_1\.bin"):
         unpack("cifar10", tmp_path / "set", archive)
     assert names_below(tmp_path / "set") == [".prepare.lock"]
     hostile = tarfile.TarInfo("imagenette2/train/n01/x.JPEG")

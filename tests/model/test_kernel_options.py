@@ -18,7 +18,7 @@ from fasttrain.model.kernels import FusedPoolResNet, use_kernels
 from fasttrain.model.moments import FastBatchNorm2d
 from fasttrain.model.pooling import FastMaxPool2d, can_pool, is_pool
 from fasttrain.model.stem import FoldedStemConv2d
-from fasttrain.trainer.resume import HARMLESS
+from fasttrain.trainer.resume_check import HARMLESS
 from tests.model.defaults import KERNELS, MODEL
 from tests.model.test_model_check import run, told
 

@@ -169,6 +169,17 @@ def test_means_are_given_with_their_interval(make_run: Callable[..., Run]) -> No
     assert "interval" not in "\n".join(notes(group_runs(runs[:1])))
 
 
+def test_the_raw_weights_stand_beside_the_averaged_ones_where_runs_have_them(make_run: Callable[..., Run]) -> None:
+    runs = [make_run("a", seed=1, raw_top1=76.0, raw_top5=94.0), make_run("b", seed=2, raw_top1=78.0, raw_top5=95.0)]
+    groups = group_runs(runs)
+    assert "top1 of the raw weights 77.000 (" in "\n".join(notes(groups))
+    figures = comparison(groups)["groups"][0]["figures"]
+    assert (figures["raw_top1"]["mean"], figures["raw_top5"]["mean"]) == (77.0, 94.5)
+    without = group_runs([make_run("c"), make_run("d", seed=2)])
+    assert "raw weights" not in "\n".join(notes(without))
+    assert comparison(without)["groups"][0]["figures"]["raw_top1"] is None
+
+
 def test_times_of_seconds_have_hundredths(make_run: Callable[..., Run]) -> None:
     runs = [make_run("a", seed=1, seconds_to_target=1.01), make_run("b", seed=2, seconds_to_target=1.03)]
     row = dict(zip(HEADER, table(group_runs(runs))[0], strict=True))

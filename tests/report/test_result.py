@@ -10,7 +10,9 @@ import pytest
 
 from fasttrain.report.callback import epoch_line, seconds_line
 from fasttrain.report.facts import RunFacts, settings
+from fasttrain.report.finished_run import load_run
 from fasttrain.report.history import History
+from fasttrain.report.page import run_page
 from fasttrain.report.result import accuracy, cost_usd, duration, wanted
 from tests.report.conftest import TinyRun, make_results
 
@@ -123,6 +125,25 @@ def test_both_accuracies_stand_in_the_epochs_line(make_facts: MakeFacts) -> None
     assert "top1 20.00 top5 60.00 (raw weights: top1 18.50 top5 58.25) |" in epoch_line(row, make_facts())
     plain = History().append(first, seconds=1.0, wall_seconds=2.0)
     assert "raw" not in epoch_line(plain, make_facts())
+
+
+def test_the_raw_weights_have_their_own_figures_beside_the_averaged_ones(make_facts: MakeFacts) -> None:
+    results = [
+        replace(result, raw_top1=raw_top1, raw_top5=raw_top5)
+        for result, raw_top1, raw_top5 in zip(make_results(), (18.0, 76.0, 74.0), (58.0, 88.0, 94.0), strict=True)
+    ]
+    facts = replace(make_facts("averaged"), weights="averaged")
+    averaged = TinyRun(facts, results=results).whole()
+    assert averaged["weights"] == "averaged"
+    assert [averaged[key] for key in ("top1", "top5", "raw_top1", "raw_top5")] == [78.0, 96.0, 74.0, 94.0]
+    assert "last top1, top5 of the raw weights</th><td>74.00 %, 94.00 %<" in run_page(load_run(facts.run_dir))
+    plain = make_facts("plain")
+    raw = TinyRun(plain).whole()
+    assert [raw[key] for key in ("weights", "raw_top1", "raw_top5")] == ["raw", None, None]
+    assert "of the raw weights" not in run_page(load_run(plain.run_dir))
+    few = replace(make_facts("few_classes", num_classes=5), weights="averaged")
+    without_top5 = [replace(result, top5=None, raw_top5=None) for result in results]
+    assert TinyRun(few, results=without_top5).whole()["raw_top5"] is None
 
 
 def test_the_final_validation_is_counted_where_there_was_one(make_facts: MakeFacts) -> None:

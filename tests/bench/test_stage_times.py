@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fasttrain.bench.arms import Shape, choose_shapes
-from fasttrain.bench.projection import project
+from fasttrain.bench.stage_times import stage_times
 from fasttrain.bench.step import split_repeats
 from fasttrain.config.schema import StageConfig
 from fasttrain.stages import build_plan
@@ -18,7 +18,7 @@ STAGES = [
 
 def test_seconds_of_each_stage() -> None:
     plan = build_plan(STAGES, num_train=950, world_size=1, device_batch_size=None, steps_per_stage=None)
-    first, second = project(plan, {(96, 100): 500.0, (224, 50): 100.0})
+    first, second = stage_times(plan, {(96, 100): 500.0, (224, 50): 100.0})
     # 3 epochs of 10 steps of 100 images; 1 epoch of 19 steps of 50.
     assert (first.stage, first.px, first.epochs, first.steps, first.seconds) == (0, 96, 3, 30, 6.0)
     assert (second.stage, second.px, second.epochs, second.steps, second.seconds) == (1, 224, 1, 19, 9.5)

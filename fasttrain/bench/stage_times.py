@@ -30,7 +30,7 @@ class StageTime:
     seconds: float
 
 
-def project(plan: Plan, rates: Mapping[tuple[int, int], float]) -> list[StageTime]:
+def stage_times(plan: Plan, rates: Mapping[tuple[int, int], float]) -> list[StageTime]:
     """The stages of a recipe at measured rates.
 
     Args:

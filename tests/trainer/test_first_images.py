@@ -71,9 +71,10 @@ def test_the_first_layer_whitens_the_training_images_on_the_clock(
     assert main(["train", *settings, f"run_dir={tmp_path / 'run'}"]) == 0
     assert started == [True]
     found, wanted = weights(tmp_path / "run")["whitening.weight"], expected_filters(cifar)
-    # A direction's sign is the solver's choice; each is there with both.
-    signs = torch.sign((found[:12] * wanted).sum(dim=(1, 2, 3)))[:, None, None, None]
-    assert torch.allclose(found[:12], signs * wanted, atol=1e-3)
+    # Signs, and directions among those of nearly equal variance, are the solver's choice, and another processor's is
+    # another; what is left of them in this product is the same.
+    of_patches = [filters.flatten(1).double() for filters in (found[:12], wanted)]
+    torch.testing.assert_close(*[filters.T @ filters for filters in of_patches], rtol=1e-3, atol=1e-3)
     assert torch.equal(found[12:], -found[:12])
 
 

@@ -185,6 +185,8 @@ def _problem_as_flags(problem: Problem, command: str) -> Problem:
     fix = fix.replace(f"{VAL_LABELS}, or ", "")
     if re.fullmatch(r"data=\w+", fix):
         fix = f"{command} of the set that it names"
+    # So is leaving files out: what is evaluated or checked is all that lies there.
+    fix = re.sub(r",? or data\.on_bad_file=skip.*", "", fix)
     fix = re.sub(r" *# the next run makes it again, or: .*", "", fix)
     what, fix = (text.replace("data.root=", "--root ") for text in (what, fix))
     return Problem(what, fix or command, problem.where)

@@ -62,10 +62,11 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
     content = _open(checkpoint)
     header = content["fasttrain"]
     config = _config(load_run(header["config"], source=str(checkpoint), older=True).config, root)
+    again = f"fasttrain eval {checkpoint} --root PATH"
     try:
         images = scan(config)
     except DataError as error:
-        raise as_flags(error, f"fasttrain eval {checkpoint} --root PATH") from error
+        raise as_flags(error, again) from error
     check_classes(header, checkpoint, images, fix=OTHER_ROOT)
     world = World(rank=0, local_rank=0, size=1, local_size=1, launcher="self")
     device = torch.device("cuda", 0) if choose_accelerator(config, world) == "gpu" else torch.device("cpu")
@@ -73,7 +74,10 @@ def evaluate_checkpoint(checkpoint: Path, *, root: Path | None, px: int | None, 
     epoch = _epoch_of(header, plan)
     augmentation = config.trainer.test_time_augmentation
     shown_px = epoch.val_px if px is None else px
-    counts = _counts(content, config, images, plan, checkpoint, px=shown_px, epoch=epoch, device=device)
+    try:
+        counts = _counts(content, config, images, plan, checkpoint, px=shown_px, epoch=epoch, device=device)
+    except DataError as error:
+        raise as_flags(error, again) from error
     has_top5 = images.num_classes >= MIN_CLASSES_FOR_TOP5
     accuracies = {
         kind: (100 * correct1 / count, 100 * correct5 / count if has_top5 else None, count)

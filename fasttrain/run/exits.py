@@ -53,6 +53,14 @@ def last_words(error: BaseException) -> tuple[str, int]:
             )
         )
         return str(full), full.exit_code
+    if isinstance(error, MemoryError):
+        full = MachineError(
+            Problem(
+                "the machine's memory is full" + (f": {reason}" if str(error) else ""),
+                "a smaller data.workers or trainer.device_batch_size, data.cache=off, or more memory",
+            )
+        )
+        return str(full), full.exit_code
     where = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(where[-1].filename)}:{where[-1].lineno})" if where else ""
     return (

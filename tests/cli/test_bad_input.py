@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fasttrain.cli import main
+from fasttrain.run.exits import exit_code_of
 
 ROOT = Path(__file__).resolve().parents[2]
 Train = Callable[..., int]
@@ -113,3 +114,13 @@ def test_plan_and_errors_need_no_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "run" / "plan.json").is_file()
     assert not (tmp_path / "data").exists()
+
+
+def test_memory_of_the_machine_that_is_full(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (MemoryError(), MemoryError("Unable to allocate 3 TiB")):
+        assert exit_code_of(error, debug=False) == 4
+        words = capsys.readouterr().err
+        assert "environment error: the machine's memory is full" in words
+        assert str(error) in words
+        assert "no message" not in words
+        assert "data.workers" in words

@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from fasttrain.data.progress import Progress
-from fasttrain.errors import ConfigError, DataError, MachineError, Problem
+from fasttrain.errors import REFUSALS, ConfigError, DataError, MachineError, Problem
 from fasttrain.regular_file import what_instead
 
 CHUNK_BYTES = 1 << 20
@@ -38,17 +38,6 @@ NAME_ERRORS = {errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ENOTDIR}
 # Characters of a member's name that an error shows.
 MAX_SHOWN = 120
 LOCK = ".prepare.lock"
-# What to do about a refusal of the system.
-FIXES = {
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room in your quota",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f unlimited), or name a place that takes larger files",
-    errno.EROFS: "name a place that can be written to",
-    errno.EACCES: "see that you may use it (chmod, chown), or name another place",
-    errno.EPERM: "see that you may use it (chmod, chown), or name another place",
-    errno.EEXIST: "a file lies where a folder goes: move it away, or name another place",
-    errno.ENOTDIR: "a file lies where a folder goes: move it away, or name another place",
-}
 
 
 @contextmanager
@@ -282,6 +271,6 @@ def _no_address(url: str, error: Exception) -> ConfigError:
 
 def failed(doing: str, error: OSError) -> MachineError:
     """The error to raise where the system refused something, e.g. ``unpacking x.tar``."""
-    fix = f"{FIXES.get(error.errno or 0, 'correct it')}, then run it again"
+    fix = f"{REFUSALS.get(error.errno or 0, 'correct it')}, then run it again"
     where = f" ({error.filename})" if error.filename else ""
     return MachineError(Problem(f"{doing} failed: {error.strerror or error}{where}", fix))

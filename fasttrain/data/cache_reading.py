@@ -91,7 +91,7 @@ class SavedShard:
 
 def find_shard(folder: Path, header: Header) -> SavedShard | None:
     """The saved shard; None where there is none, or one that is not what is expected (the log says why)."""
-    if not os.path.isdir(folder):
+    if not os.path.isdir(folder) or not os.access(folder, os.X_OK):
         return None  # whoever is to make it says why that cannot be
     file = header.file(folder)
     try:

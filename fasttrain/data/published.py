@@ -137,7 +137,13 @@ def _sizes_below(place: Path) -> dict[str, int]:
     """Bytes of a file, or of each one below a folder by its path there; names that start with a dot are left out."""
     if not place.is_dir():
         return {"": place.stat().st_size} if place.is_file() else {}
-    files = (Path(folder, name) for folder, _, names in os.walk(place) for name in names if name[0] != ".")
+
+    def refused(error: OSError) -> None:
+        raise error  # what cannot be listed is not what is missing
+
+    files = (
+        Path(folder, name) for folder, _, names in os.walk(place, onerror=refused) for name in names if name[0] != "."
+    )
     return {str(file.relative_to(place)): file.lstat().st_size for file in files}
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 
-from fasttrain.errors import INTERRUPTED, ConfigError, FasttrainError, MachineError, Problem
+from fasttrain.errors import INTERRUPTED, REFUSALS, ConfigError, FasttrainError, MachineError, Problem
 from fasttrain.strategy.launch import handed_over, leave_last_words, rank_prefix
 
 # A fault of this program.
@@ -53,6 +53,9 @@ def last_words(error: BaseException) -> tuple[str, int]:
             )
         )
         return str(full), full.exit_code
+    if isinstance(error, OSError) and error.errno in REFUSALS and error.filename is not None:
+        refused = MachineError(Problem(f"{error.filename}: {error.strerror}", REFUSALS[error.errno]))
+        return str(refused), refused.exit_code
     if isinstance(error, MemoryError):
         full = MachineError(
             Problem(

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import functools
 import hashlib
+import os
 import pickle
 import shutil
 import tarfile
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,6 +182,23 @@ def test_a_set_of_other_files_is_not_mixed_with_the_archives(
     assert names_below(root) == before
     shutil.rmtree(root / "train")
     assert "as published" in unpack("imagenette", root, archive)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_one_that_lacks_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, root = imagenette(tmp_path / "small.tgz"), tmp_path / "set"
+    unpack("imagenette", root, archive)
+    closed, scandir = str(root / "train" / "n01"), os.scandir
+
+    def refuse(path: str) -> Any:
+        if str(path) == closed or str(path) == str(Path(closed).absolute()):
+            raise PermissionError(errno.EACCES, "Permission denied", closed)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(MachineError, match=f"Permission denied .{closed}.\n *fix: see that you may use it"):
+        unpack("imagenette", root, archive)
 
 
 def test_what_an_archive_lacks_is_said_of_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

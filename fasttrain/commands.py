@@ -102,15 +102,22 @@ def _train_flags() -> argparse.ArgumentParser:
     return parser
 
 
+def _path(text: str) -> Path:
+    """A path of the command line; an empty one, of a variable that is not set, would be the folder of the moment."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, not ''")
+    return Path(text)
+
+
 def prepare_command(arguments: Sequence[str]) -> int:
     """``fasttrain prepare NAME --root PATH [--check | --archives DIR [--verify] | --from FILE_OR_URL]``."""
     from fasttrain.data.prepare import Sources, prepare
 
     parser = argparse.ArgumentParser(prog="fasttrain prepare", description="Make, unpack or check a data set.")
     parser.add_argument("name", help="shapes, imagenet, imagenette or cifar10")
-    parser.add_argument("--root", type=Path, help="its folder (shapes: data/shapes)")
+    parser.add_argument("--root", type=_path, help="its folder (shapes: data/shapes)")
     parser.add_argument("--check", action="store_true", help="only look at what is there")
-    parser.add_argument("--archives", type=Path, help="imagenet: folder with its three archives (default: --root)")
+    parser.add_argument("--archives", type=_path, help="imagenet: folder with its three archives (default: --root)")
     parser.add_argument("--verify", action="store_true", help="imagenet: compare the archives' md5 sums first")
     parser.add_argument("--from", dest="source", metavar="FILE_OR_URL", help="imagenette, cifar10: its archive")
     flags = parser.parse_args(arguments)

@@ -6,11 +6,27 @@ Codes: 0 done (a missed target too), 1 internal error, 2 config, 3 data, 4 envir
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Exit codes of a run that Ctrl-C, or SIGTERM and SIGUSR1, ended: 128 and the signal's number, SIGTERM's for both.
 INTERRUPTED, TERMINATED = 130, 143
+# What the system refuses for reasons that lie in the machine and its files, by number, and what to do about it.
+REFUSALS = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room in your quota",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f unlimited), or name a place that takes larger files",
+    errno.EROFS: "name a place that can be written to",
+    errno.EACCES: "see that you may use it (chmod, chown), or name another place",
+    errno.EPERM: "see that you may use it (chmod, chown), or name another place",
+    errno.EEXIST: "a file lies where a folder goes: move it away, or name another place",
+    errno.ENOTDIR: "a file lies where a folder goes: move it away, or name another place",
+    errno.EIO: "see that its disk or mount works",
+    errno.ESTALE: "see that its disk or mount works",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "close other programs: the machine has no more open files",
+}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import hashlib
 import lzma
 import os
 import re
+import shlex
 import shutil
 import tarfile
 import urllib.error
@@ -25,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from fasttrain.data.progress import Progress
-from fasttrain.errors import ConfigError, DataError, MachineError, Problem
+from fasttrain.errors import REFUSALS, ConfigError, DataError, MachineError, Problem
 from fasttrain.regular_file import what_instead
 
 CHUNK_BYTES = 1 << 20
@@ -54,11 +55,20 @@ def opened(archive: Path) -> Iterator[tarfile.TarFile]:
         with tarfile.open(archive) as tar:
             yield tar
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise DataError(Problem(f"{archive} is cut off or damaged: {error}", again)) from error
+        raise DataError(Problem(f"{archive} is cut off or damaged: {_why(error, archive)}", again)) from error
     except OSError as error:
         if error.errno is None:  # bz2's way to say so
             raise DataError(Problem(f"{archive} is cut off or damaged: {error}", again)) from error
         raise failed(f"unpacking {archive}", error) from error
+
+
+def _why(error: Exception, archive: Path) -> str:
+    """The reason in one line: of a file that is no tar at all, tarfile says what each way to read it met."""
+    if "\n" not in str(error):
+        return str(error)
+    with archive.open("rb") as file:
+        start = file.read(16)
+    return f"it cannot be read as a tar file and starts with {start!r}" if start else "it is empty"
 
 
 def plain_files(tar: tarfile.TarFile, archive: str) -> Iterator[tuple[tarfile.TarInfo, PurePosixPath]]:
@@ -181,11 +191,13 @@ def locked(root: Path) -> Iterator[None]:
     try:
         # Ends with the process, however that ends.
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(handle)
         raise MachineError(
             Problem(f"{root}: another fasttrain prepare is at work there", "wait for its end, or end it")
         ) from error
+    except OSError:  # a network file system without locks: what is unpacked is counted in the end
+        pass
     try:
         yield
     finally:
@@ -202,12 +214,15 @@ def fetch(url: str, folder: Path) -> Path:
 
     Raises:
         ConfigError: No address of a file on the web.
-        DataError: There is no such file at the address.
+        DataError: There is no such file at the address; a file of its name is there already.
         MachineError: No network, or it broke off; the disk is full.
     """
     name = _file_name(url)
     target, partial = folder / name, folder / f".{name}.partial"
     by_hand = "download it where there is a network, then --from FILE"
+    if os.path.lexists(target):
+        fix = f"--from {shlex.quote(str(target))} to unpack it, or rm {shlex.quote(str(target))}, then run it again"
+        raise DataError(Problem(f"{target} is there, where the download of {url} would go", fix))
     try:
         with urllib.request.urlopen(url, timeout=NETWORK_TIMEOUT_S) as response, partial.open("wb") as file:
             length = response.headers.get("Content-Length") or ""
@@ -256,6 +271,6 @@ def _no_address(url: str, error: Exception) -> ConfigError:
 
 def failed(doing: str, error: OSError) -> MachineError:
     """The error to raise where the system refused something, e.g. ``unpacking x.tar``."""
-    fix = "make room there, then run it again" if error.errno == errno.ENOSPC else "correct it, then run it again"
+    fix = f"{REFUSALS.get(error.errno or 0, 'correct it')}, then run it again"
     where = f" ({error.filename})" if error.filename else ""
     return MachineError(Problem(f"{doing} failed: {error.strerror or error}{where}", fix))

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 
 from fasttrain.data.cache_folder import lock, temporary_name
+from fasttrain.data.image_file import explained
 from fasttrain.data.scan import Split
-from fasttrain.errors import DataError, Problem
 
 FORMAT_VERSION = 2
 HEADER_BYTES = 4096
@@ -84,7 +85,7 @@ def fingerprint(root: str, split: Split) -> str:
     """Says which images these are: paths below ``root``, classes, and the files' sizes and times, or the pixels.
 
     Raises:
-        DataError: A file is gone.
+        DataError: A file is gone, or a link to one that is not there.
     """
     digest = hashlib.blake2b(digest_size=16)
     for path in split.paths:
@@ -94,16 +95,12 @@ def fingerprint(root: str, split: Split) -> str:
         digest.update(np.ascontiguousarray(split.images).data)
 
     def sizes_and_times(start: int) -> bytes:
-        found = [os.stat(path) for path in split.paths[start : start + FILES_PER_TASK]]
+        found = [explained(path, partial(os.stat, path)) for path in split.paths[start : start + FILES_PER_TASK]]
         return np.array([(file.st_size, file.st_mtime_ns) for file in found], dtype="<i8").tobytes()
 
-    try:
-        with ThreadPoolExecutor(STAT_THREADS) as threads:
-            for part in threads.map(sizes_and_times, range(0, len(split.paths), FILES_PER_TASK)):
-                digest.update(part)
-    except OSError as error:
-        what = f"{error.filename}: {error.strerror}, though it was there a moment ago"
-        raise DataError(Problem(what, "start again when the images are in place")) from error
+    with ThreadPoolExecutor(STAT_THREADS) as threads:
+        for part in threads.map(sizes_and_times, range(0, len(split.paths), FILES_PER_TASK)):
+            digest.update(part)
     return digest.hexdigest()
 
 

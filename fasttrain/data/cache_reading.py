@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasttrain.data.cache_files import HEADER_BYTES, Header, checksum, chunks
+from fasttrain.data.image_file import MAX_SIDE_PX
 
 log = logging.getLogger("fasttrain")
 
 # Threads that read and check, a part each: one computes a checksum at 1 to 2 GB/s, slower than disks and page caches.
 READ_THREADS = 4
-# No image has longer sides: JPEG's end at 65,535 pixels.
-MAX_SIDE_PX = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +91,8 @@ class SavedShard:
 
 def find_shard(folder: Path, header: Header) -> SavedShard | None:
     """The saved shard; None where there is none, or one that is not what is expected (the log says why)."""
+    if not os.path.isdir(folder) or not os.access(folder, os.X_OK):
+        return None  # whoever is to make it says why that cannot be
     file = header.file(folder)
     try:
         with file.open("rb") as opened:

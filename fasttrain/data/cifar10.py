@@ -91,14 +91,18 @@ def missing_files(root: str, missing: list[str]) -> Problem:
 
 def _read(path: str) -> NDArray[np.uint8] | Problem:
     """A file's records, uint8 [n, RECORD_BYTES], or what is wrong with it."""
-    size = os.path.getsize(path)
+    try:
+        size = os.path.getsize(path)
+        content = np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        return _unreadable(path, error)
     if size == 0 or size % RECORD_BYTES:
         return Problem(
             f"{path} has {size} bytes, not a multiple of {RECORD_BYTES} (one record): it is cut off or not "
             "CIFAR-10's binary version",
             "unpack or download it again (data/README.md)",
         )
-    records = np.fromfile(path, dtype=np.uint8).reshape(-1, RECORD_BYTES)
+    records = content.reshape(-1, RECORD_BYTES)
     wrong = np.flatnonzero(records[:, 0] >= NUM_CLASSES)
     if len(wrong):
         return Problem(
@@ -107,6 +111,10 @@ def _read(path: str) -> NDArray[np.uint8] | Problem:
             "unpack or download it again (data/README.md); CIFAR-100 has another layout",
         )
     return records
+
+
+def _unreadable(path: str, error: OSError) -> Problem:
+    return Problem(f"{path} cannot be read: {error.strerror}", f"chmod a+r {shlex.quote(path)}, or unpack it again")
 
 
 def _split(files: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
@@ -128,8 +136,11 @@ def _split(files: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.int64], NDArr
 def _class_names(root: str) -> tuple[str, ...]:
     path = os.path.join(root, NAMES_FILE)
     if os.path.isfile(path):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            names = tuple(line.strip() for line in file if line.strip())
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                names = tuple(line.strip() for line in file if line.strip())
+        except OSError as error:
+            raise DataError(_unreadable(path, error)) from error
         if len(names) != NUM_CLASSES:
             raise DataError(
                 Problem(

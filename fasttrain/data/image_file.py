@@ -5,7 +5,8 @@ orientation is ignored.
 
 A file is bad if Pillow cannot decode it to its last row: empty, no image, cut off anywhere before its end. Whatever
 back end decodes, this is the one rule. What is damaged inside but still ends as it should is decoded as far as the
-format goes: a JPEG whose middle is missing shows it in its pixels only.
+format goes: a JPEG whose middle is missing shows it in its pixels only. So is one whose header claims sides that no
+image has: Pillow would ask for the memory of all its pixels first.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from fasttrain.errors import DataError, Problem
+from fasttrain.errors import DataError, MachineError, Problem
 from fasttrain.regular_file import NotAFileError, require_regular_file
 
 # Pillow refuses images above 179 million pixels as an attack; whoever trains on a set has chosen its files.
 Image.MAX_IMAGE_PIXELS = None
+
+# No image has longer sides: JPEG's end at 65,535 pixels.
+MAX_SIDE_PX = 2**20
 
 # Errors of the system that say something about the file; any other one (a disk, a mount) says nothing about it.
 FILE_ERRORS = {
@@ -77,14 +81,15 @@ def why_bad(path: str) -> str | None:
 
     Raises:
         DataError: The disk or the mount failed, which says nothing about the file.
+        MachineError: The machine's memory is too small for it.
     """
     try:
         with _opened(path) as image:
             # A JPEG is read to its end at any scale; at an eighth of its size most of the arithmetic is saved.
             image.draft(None, (1, 1))
             image.load()
-    except MemoryError:
-        raise
+    except MemoryError as error:
+        raise _no_memory(path) from error
     except Exception as error:
         if isinstance(error, OSError) and _is_of_the_disk(error):
             raise DataError(
@@ -99,9 +104,12 @@ def explained(path: str, read: Callable[[], Result]) -> Result:
 
     Raises:
         DataError: Its errors in the user's words.
+        MachineError: The machine's memory is too small for it.
     """
     try:
         return read()
+    except MemoryError as error:
+        raise _no_memory(path) from error
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error, ...
         raise DataError(
             Problem(
@@ -114,7 +122,22 @@ def explained(path: str, read: Callable[[], Result]) -> Result:
 
 def _opened(path: str) -> Image.Image:
     require_regular_file(path)
-    return Image.open(path)
+    image = Image.open(path)
+    if max(image.size) > MAX_SIDE_PX:
+        image.close()
+        raise ValueError(
+            f"its header says {image.width:,} x {image.height:,} pixels, and no side has over {MAX_SIDE_PX:,}"
+        )
+    return image
+
+
+def _no_memory(path: str) -> MachineError:
+    return MachineError(
+        Problem(
+            f"{path} cannot be decoded: the memory that is free does not hold its pixels",
+            "data.workers=1 to decode fewer at once, a machine with more memory, or make the image smaller",
+        )
+    )
 
 
 def _is_of_the_disk(error: OSError) -> bool:

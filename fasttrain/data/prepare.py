@@ -16,7 +16,7 @@ import numpy as np
 from fasttrain.data.imagenet import DEVKIT, IMAGENET, TRAIN, VAL, Expected, unpack_imagenet
 from fasttrain.data.known_sets import DATA_SETS, NAMES, SHAPES_ROOT
 from fasttrain.data.layout import HOLD_OUT, VAL_LABELS
-from fasttrain.data.published import is_laid_out, unpack_published
+from fasttrain.data.published import unpack_published
 from fasttrain.data.wrong_folder import pointing_to_set
 from fasttrain.errors import ConfigError, DataError, Problem
 from fasttrain.regular_file import what_instead
@@ -105,7 +105,7 @@ def _unpack(name: str, root: Path, sources: Sources) -> bool:
         return True
     if sources.source is None:
         return False
-    if not is_laid_out(name, root):
+    if not _is_complete(name, root):
         unpack_published(name, sources.source, root, check=lambda folder: _refuse_incomplete(name, folder))
     return True
 
@@ -132,6 +132,8 @@ def _problem_as_flags(problem: Problem, command: str) -> Problem:
     fix = fix.replace(f"{VAL_LABELS}, or ", "")
     if re.fullmatch(r"data=\w+", fix):
         fix = f"{command} of the set that it names"
+    # So is leaving files out: what is evaluated or checked is all that lies there.
+    fix = re.sub(r",? or data\.on_bad_file=skip.*", "", fix)
     fix = re.sub(r" *# the next run makes it again, or: .*", "", fix)
     what, fix = (text.replace("data.root=", "--root ") for text in (what, fix))
     return Problem(what, fix or command, problem.where)
@@ -173,6 +175,14 @@ def _check(name: str, root: Path) -> str:
     counts = _counts(data_set.num_train, data_set.num_val, data_set.num_classes)
     lines = [f"{name}: {counts} in {root}, as published", *notes]
     return "\n".join([*lines, _train_line(data_set.recipe, f" data.root={root}")])
+
+
+def _is_complete(name: str, root: Path) -> bool:
+    try:
+        _refuse_incomplete(name, root)
+    except DataError:
+        return False
+    return True
 
 
 def _refuse_incomplete(name: str, root: Path) -> tuple[str, ...]:

@@ -9,8 +9,9 @@ import importlib
 import io
 import os
 import pickle
+import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fasttrain.data.archives import (
     write_member,
 )
 from fasttrain.data.cifar10 import NAMES_FILE, NUM_CLASSES, RECORD_BYTES, TRAIN_FILES, VAL_FILES
+from fasttrain.data.layout import is_image
 from fasttrain.errors import DataError, Problem
 from fasttrain.regular_file import what_instead
 
@@ -59,13 +61,14 @@ def unpack_published(name: str, source: str, root: Path, *, check: Callable[[Pat
         check: Raises ``DataError`` where a folder does not hold the complete set; asked before it is moved.
 
     Raises:
-        DataError: The archive is missing, damaged, not the published one, or incomplete.
+        DataError: The archive is missing, damaged, not the published one, or incomplete; something else of the set's
+            name lies at ``root``.
         MachineError: No network, no room, or another process unpacks there.
     """
+    if not is_url(source) and (wrong := what_instead(Path(source).expanduser())):
+        raise DataError(Problem(f"--from {source}: {wrong}", f"fasttrain prepare {name}    # says where it is"))
     with locked(root):
         archive = fetch(source, root) if is_url(source) else Path(source).expanduser()
-        if wrong := what_instead(archive):
-            raise DataError(Problem(f"--from {source}: {wrong}", f"fasttrain prepare {name}    # says where it is"))
         if archive.name in MD5:
             check_md5(archive, MD5[archive.name])
         check_space(root, int(archive.stat().st_size * UNPACKED_OVER_ARCHIVE))
@@ -74,8 +77,10 @@ def unpack_published(name: str, source: str, root: Path, *, check: Callable[[Pat
         try:
             unpacking.mkdir()
             (_unpack_cifar10 if name == "cifar10" else _unpack_folders)(archive, unpacking)
-            check(unpacking)
-            for entry in sorted(unpacking.iterdir()):
+            _check_unpacked(unpacking, archive, check)
+            entries = sorted(unpacking.iterdir())
+            _refuse_other_files([(entry, root / entry.name) for entry in entries], archive)
+            for entry in entries:
                 # What a process that was killed here has moved already is as whole as this.
                 if not (root / entry.name).exists():
                     entry.rename(root / entry.name)
@@ -85,6 +90,61 @@ def unpack_published(name: str, source: str, root: Path, *, check: Callable[[Pat
             shutil.rmtree(unpacking, ignore_errors=True)
         if is_url(source):
             archive.unlink()
+
+
+def _check_unpacked(unpacking: Path, archive: Path, check: Callable[[Path], object]) -> None:
+    """See that the set is complete, and say of the archive what is wrong with its content."""
+    try:
+        check(unpacking)
+    except DataError as error:
+        places = (f"data.root={unpacking.absolute()}", str(unpacking.absolute()), str(unpacking))
+        fix = f"download {archive.name} again, or --from the published archive"
+        problems = []
+        for problem in error.problems:
+            what = problem.what
+            for place in places:
+                what = what.replace(place, str(archive))
+            problems.append(Problem(what, fix))
+        raise DataError(problems) from error
+
+
+def _refuse_other_files(pairs: Sequence[tuple[Path, Path]], archive: Path) -> None:
+    """Refuse what lies where something unpacked goes and is not the same: to keep it would make a set of two.
+
+    Args:
+        pairs: What was unpacked, and its place.
+        archive: Named in the error.
+
+    Raises:
+        DataError: All such places.
+    """
+    problems = []
+    for unpacked, place in pairs:
+        if not os.path.lexists(place):
+            continue
+        wanted, found = _sizes_below(unpacked), _sizes_below(place)
+        lacking = sum(found.get(name) != size for name, size in wanted.items())
+        more = sum(is_image(name) for name in found.keys() - wanted.keys())
+        if lacking or more:
+            what = f"{place} is there and not what {archive.name} holds: {lacking:,} of its files are missing or other"
+            what += f" ones, and {more:,} are images that it does not have"
+            problems.append(Problem(what, f"rm -r {shlex.quote(str(place))}, or move it away, then run it again"))
+    if problems:
+        raise DataError(problems)
+
+
+def _sizes_below(place: Path) -> dict[str, int]:
+    """Bytes of a file, or of each one below a folder by its path there; names that start with a dot are left out."""
+    if not place.is_dir():
+        return {"": place.stat().st_size} if place.is_file() else {}
+
+    def refused(error: OSError) -> None:
+        raise error  # what cannot be listed is not what is missing
+
+    files = (
+        Path(folder, name) for folder, _, names in os.walk(place, onerror=refused) for name in names if name[0] != "."
+    )
+    return {str(file.relative_to(place)): file.lstat().st_size for file in files}
 
 
 def _unpack_folders(archive: Path, folder: Path) -> None:
@@ -160,9 +220,3 @@ def _unpickle(content: bytes) -> Any:
         return _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # bytes that are no pickle make its machine raise anything, a MemoryError too
         raise ValueError(str(error) or type(error).__name__) from error
-
-
-def is_laid_out(name: str, root: Path) -> bool:
-    """Whether something of the set's own lies at ``root``."""
-    wanted = (TRAIN_FILES[0], VAL_FILES[0]) if name == "cifar10" else ("train", "val")
-    return all(os.path.exists(root / entry) for entry in wanted)

@@ -196,13 +196,18 @@ class RankCache:
         if filled is not None:
             stream = torch.cuda.Stream(self._device)
             stream.wait_event(filled)
-        for place, header in self._unsaved:
+        for number, (place, header) in enumerate(self._unsaved):
             every = slice(place, None, len(self._own))
             try:
                 with torch.cuda.stream(stream):
                     file = save_shard(Path(str(self._data.cache_dir)), header, store.sizes[every], store.images[every])
             except OSError as error:
-                log.warning(f"cache: data.cache_dir={self._data.cache_dir} cannot be written: {error.strerror}")
+                left = sum(header.file_bytes for _, header in self._unsaved[number:])
+                log.warning(
+                    f"cache: data.cache_dir={self._data.cache_dir} cannot be written: {error.strerror}; "
+                    f"{left / 1e6:,.1f} MB are not saved, and the next run decodes them again: "
+                    "make room, or data.cache_dir=PATH of another folder"
+                )
                 return
             self._say(f"saved {file}")
 

@@ -21,7 +21,7 @@ from fasttrain.data.progress import Progress
 from fasttrain.errors import DataError, MachineError, Problem
 
 # The first line of a file of verdicts; another rule or another Pillow could judge otherwise.
-HEADER = f"fasttrain verdicts 1, Pillow {PIL.__version__}"
+HEADER = f"fasttrain verdicts 2, Pillow {PIL.__version__}"
 # Files of one task: enough to spare the threads' bookkeeping, few enough to be saved often.
 FILES_PER_TASK = 64
 # Between two savings; what a killed process has found until then is not looked for again.

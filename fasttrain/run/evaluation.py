@@ -124,12 +124,15 @@ def _in_flags(checkpoint: Path) -> Iterator[None]:
     try:
         yield
     except (DataError, MachineError) as error:
-        said = as_flags(error, f"fasttrain eval {checkpoint} --root PATH") if isinstance(error, DataError) else error
-        problems = [
-            replace(problem, what=_bad_file_flag(problem.what), fix=_bad_file_flag(problem.fix))
-            for problem in said.problems
-        ]
-        raise type(error)(problems) from error
+        said = type(error)(
+            [
+                replace(problem, what=_bad_file_flag(problem.what), fix=_bad_file_flag(problem.fix))
+                for problem in error.problems
+            ]
+        )
+        if isinstance(said, DataError):
+            said = as_flags(said, f"fasttrain eval {checkpoint} --root PATH")
+        raise said from error
 
 
 def _bad_file_flag(text: str) -> str:

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 
-from fasttrain.errors import INTERRUPTED, ConfigError, FasttrainError, MachineError, Problem
+from fasttrain.errors import INTERRUPTED, REFUSALS, ConfigError, FasttrainError, MachineError, Problem
 from fasttrain.strategy.launch import handed_over, leave_last_words, rank_prefix
 
 # A fault of this program.
@@ -50,6 +50,17 @@ def last_words(error: BaseException) -> tuple[str, int]:
             Problem(
                 f"the device's memory is full: {reason}",
                 "halve trainer.device_batch_size; the rest is accumulated",
+            )
+        )
+        return str(full), full.exit_code
+    if isinstance(error, OSError) and error.errno in REFUSALS and error.filename is not None:
+        refused = MachineError(Problem(f"{error.filename}: {error.strerror}", REFUSALS[error.errno]))
+        return str(refused), refused.exit_code
+    if isinstance(error, MemoryError):
+        full = MachineError(
+            Problem(
+                "the machine's memory is full" + (f": {reason}" if str(error) else ""),
+                "a smaller data.workers or trainer.device_batch_size, data.cache=off, or more memory",
             )
         )
         return str(full), full.exit_code

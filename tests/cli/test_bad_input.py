@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fasttrain.cli import main
+from fasttrain.run.exits import exit_code_of
 
 ROOT = Path(__file__).resolve().parents[2]
 Train = Callable[..., int]
@@ -113,3 +116,27 @@ def test_plan_and_errors_need_no_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "run" / "plan.json").is_file()
     assert not (tmp_path / "data").exists()
+
+
+def test_memory_of_the_machine_that_is_full(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (MemoryError(), MemoryError("Unable to allocate 3 TiB")):
+        assert exit_code_of(error, debug=False) == 4
+        words = capsys.readouterr().err
+        assert "environment error: the machine's memory is full" in words
+        assert str(error) in words
+        assert "no message" not in words
+        assert "data.workers" in words
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EIO, errno.EMFILE])
+def test_what_the_system_refuses_is_no_fault_of_the_program(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(OSError(number, os.strerror(number), "/some/file"), debug=False) == 4
+    words = capsys.readouterr().err
+    assert words.startswith(f"environment error: /some/file: {os.strerror(number)}\n    fix: ")
+    # Without a file's name it is not said of which one, so that the place in the program is.
+    assert exit_code_of(OSError(number, os.strerror(number)), debug=False) == 1
+
+
+def test_a_file_that_the_program_expected_is_its_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(FileNotFoundError(errno.ENOENT, "No such file or directory", "/some/file"), debug=False) == 1
+    assert "internal error: FileNotFoundError" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,12 @@ def test_what_cannot_be_validated_is_said(
     for split in ("train", "val"):
         shutil.rmtree(fewer / split / CLASSES[0])
         (renamed / split / sorted(CLASSES)[3]).rename(renamed / split / "aaa")
+    broken, piped = tmp_path / "broken", tmp_path / "piped"
+    for root in (broken, piped):
+        shutil.copytree(tiny_images, root)
+    broken_file = next((broken / "val").rglob("*.*"))
+    broken_file.write_bytes(b"")
+    os.mkfifo(piped / "val" / CLASSES[0] / "pipe.png")
     no_config = change(best, tmp_path / "no_config.ckpt", lambda c: c["fasttrain"].pop("config"))
     no_names = change(best, tmp_path / "no_names.ckpt", lambda c: c["fasttrain"].pop("classes", None))
     named = change(best, tmp_path / "named.ckpt", lambda c: c["fasttrain"].update(classes=sorted(CLASSES)))
@@ -91,13 +98,21 @@ def test_what_cannot_be_validated_is_said(
         ([str(best), "--root", str(tmp_path / "absent")], 3, [f"--root {tmp_path}/absent: no such folder"]),
         ([str(no_names), "--root", str(fewer)], 3, [f"{fewer} has 15 classes, {no_names} was trained on 16"]),
         ([str(named), "--root", str(fewer)], 3, [f"{fewer} has 15 classes, {named} was trained on 16"]),
+        (
+            [str(best), "--root", str(broken)],
+            3,
+            [f"{broken_file} cannot be decoded: the file is empty", "fix: get the"],
+        ),
+        ([str(best), "--root", str(piped)], 3, ["pipe.png: it is a named pipe", "fix: remove it\n"]),
         ([str(named), "--root", str(renamed)], 3, ["class 0 is", "aaa here", "class folders"]),
     ]
     for arguments, code, fragments in cases:
         assert main(["eval", *arguments]) == code, arguments
         error = capsys.readouterr().err
         assert all(fragment in error for fragment in fragments), error
-        assert not any(word in error for word in ("resume=", "data.root", "internal", "state_dict")), error
+        assert not any(word in error for word in ("resume=", "data.root", "internal", "state_dict", "on_bad_file")), (
+            error
+        )
 
 
 def test_bad_validation_files_are_left_out_counted_and_listed(

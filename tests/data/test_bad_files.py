@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
 import torch
 
+from fasttrain.data import image_file
 from fasttrain.data.path import build_data_path
 from fasttrain.data.scan import scan
-from fasttrain.errors import DataError
+from fasttrain.errors import DataError, MachineError
 from tests.data.samples import make_config, make_folder, make_plan, photo
 from tests.data.test_backends import BACKENDS, needs_dali
 
@@ -25,12 +29,22 @@ def cut_png(path: Path) -> None:
     truncate(path)
 
 
+def claim_sides(path: Path) -> None:
+    """A PNG whose header, with a sum that fits, says as many pixels as it can."""
+    photo(50, 50, seed=3).save(path, format="PNG")
+    content = bytearray(path.read_bytes())
+    content[16:24] = struct.pack(">II", 2**31 - 1, 2**31 - 1)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    path.write_bytes(content)
+
+
 BREAK = {
     "zero": (lambda path: path.write_bytes(b""), "the file is empty"),
     "html": (lambda path: path.write_text("<html>404</html>"), "not an image, it starts with b'<html>"),
     "truncated": (truncate, "truncated"),
     "truncated_png": (cut_png, "truncated"),
     "gone": (lambda path: path.unlink(), "No such file"),
+    "claims": (claim_sides, "its header says 2,147,483,647 x 2,147,483,647 pixels"),
     "folder": (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
 }
 
@@ -64,6 +78,40 @@ def test_bad_file_is_named(root: Path, backend: str, kind: str) -> None:
             list(path.val_batches(32))
     finally:
         path.close()
+
+
+@pytest.mark.parametrize("kind", BREAK)
+def test_bad_file_is_named_alike_with_a_cache(root: Path, kind: str) -> None:
+    config = make_config([{"min_area": 1.0}], root=str(root), backend="torchvision", cache="host")
+    found = scan(config)
+    bad = Path(found.train.paths[12])
+    damage, reason = BREAK[kind]
+    damage(bad)
+    plan = make_plan(config, found.num_train)
+
+    def first_epoch() -> None:
+        path = build_data_path(config, found, plan, device=torch.device("cpu"), rank=0, world_size=1)
+        with contextlib.closing(path):
+            list(path.train_epoch(plan.epochs[0]))
+
+    with pytest.raises(DataError) as raised:
+        first_epoch()
+    text = str(raised.value)
+    assert f"{bad} cannot be decoded: " in text
+    assert reason in text
+    assert "data.on_bad_file=skip" in text
+
+
+def test_memory_that_a_file_does_not_fit_into_is_the_machines(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    path = str(next((root / "train").rglob("*.JPEG")))
+    monkeypatch.setattr(image_file.Image.Image, "load", full)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", full)
+    for read in (image_file.why_bad, lambda path: image_file.explained(path, image_file.open_image(path).load)):
+        with pytest.raises(MachineError, match=f"{path} cannot be decoded: the memory"):
+            read(path)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -244,7 +244,7 @@ def test_a_file_that_vanishes_or_shrinks_once_it_was_found_is_damaged(tmp_path: 
 
 
 def test_an_image_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone\.jpg: No such file or directory"):
+    with pytest.raises(DataError, match=r"gone\.jpg cannot be decoded: No such file or directory"):
         fingerprint(str(tmp_path), Split([str(tmp_path / "gone.jpg")], np.array([0])))
 
 
@@ -259,7 +259,9 @@ def test_a_save_that_fails_leaves_neither_file_nor_rest_and_training_goes_on(
     with caplog.at_level(logging.WARNING, "fasttrain"):
         images, _ = train(folder, tmp_path)
     assert_equal(images, fresh)
-    assert f"data.cache_dir={tmp_path} cannot be written: No space left on device" in caplog.text
+    assert f"data.cache_dir={tmp_path} cannot be written: No space left on device; 0." in caplog.text
+    assert "MB are not saved" in caplog.text
+    assert "make room, or data.cache_dir=PATH" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 

@@ -36,7 +36,7 @@ def nothing_kept() -> Iterator[None]:
     ],
 )
 def test_a_folder_that_cannot_be_is_refused_before_training(
-    folder: Path, tmp_path: Path, cache_dir: str, why: str
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, cache_dir: str, why: str
 ) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError) as caught:
@@ -44,6 +44,7 @@ def test_a_folder_that_cannot_be_is_refused_before_training(
     (problem,) = caught.value.problems
     assert problem.what.endswith(why)
     assert "data.cache_dir=null" in problem.fix
+    assert not caplog.records  # nothing is announced that will not be
 
 
 def refuse(**_: object) -> None:

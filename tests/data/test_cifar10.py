@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +47,21 @@ def test_names_come_from_the_meta_file(root: Path) -> None:
 def test_another_number_of_names(root: Path) -> None:
     (root / "batches.meta.txt").write_text("plane\ncar\n")
     assert "batches.meta.txt has 2 names of classes, expected 10" in message(root)
+
+
+@pytest.mark.parametrize("name", ["data_batch_3.bin", "test_batch.bin", "batches.meta.txt"])
+def test_a_file_that_may_not_be_read(root: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (root / "batches.meta.txt").write_text("\n".join(f"c{i}" for i in range(10)))
+    locked, fromfile, opened = str(root / name), np.fromfile, open
+
+    def refuse(real: Callable[..., Any], path: str, *rest: Any, **named: Any) -> Any:
+        if path == locked:  # the superuser may read everything
+            raise PermissionError(errno.EACCES, "Permission denied", locked)
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(np, "fromfile", partial(refuse, fromfile))
+    monkeypatch.setattr("builtins.open", partial(refuse, opened))
+    assert f"{locked} cannot be read: Permission denied fix: chmod a+r {locked}" in message(root)
 
 
 def test_part_is_held_out(root: Path) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import hashlib
+import os
 import pickle
+import shutil
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from fasttrain.cli import main
 from fasttrain.data import published
 from fasttrain.data.cifar10 import TRAIN_FILES, VAL_FILES, read_cifar10
 from fasttrain.data.known_sets import DATA_SETS
@@ -146,6 +151,105 @@ def test_killed_between_two_moves(tmp_path: Path) -> None:
     assert len(names_below(root)) == 6
 
 
+def damage_file(root: Path) -> None:
+    (root / "train/n01/1.JPEG").write_bytes(b"x")
+
+
+def add_image(root: Path) -> None:
+    (root / "train/n01/more.JPEG").write_bytes(jpeg(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda root: (root / "train/n01/1.JPEG").unlink(), "1 of its files are missing"),
+        (lambda root: shutil.rmtree(root / "train/n02"), "1 of its files are missing"),
+        (lambda root: (damage_file(root), shutil.rmtree(root / "val")), "1 of its files are missing"),
+        (lambda root: (add_image(root), shutil.rmtree(root / "val")), "1 are images that it does not have"),
+    ],
+)
+def test_a_set_of_other_files_is_not_mixed_with_the_archives(
+    tmp_path: Path, change: Callable[[Path], object], words: str
+) -> None:
+    archive, root = imagenette(tmp_path / "small.tgz"), tmp_path / "set"
+    unpack("imagenette", root, archive)
+    change(root)
+    before = names_below(root)
+    with pytest.raises(DataError) as raised:
+        unpack("imagenette", root, archive)
+    assert words in str(raised.value)
+    assert f"fix: rm -r {root / 'train'}, or move it away" in str(raised.value)
+    assert names_below(root) == before
+    shutil.rmtree(root / "train")
+    assert "as published" in unpack("imagenette", root, archive)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_one_that_lacks_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, root = imagenette(tmp_path / "small.tgz"), tmp_path / "set"
+    unpack("imagenette", root, archive)
+    closed, scandir = str(root / "train" / "n01"), os.scandir
+
+    def refuse(path: str) -> Any:
+        if str(path) == closed or str(path) == str(Path(closed).absolute()):
+            raise PermissionError(errno.EACCES, "Permission denied", closed)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(MachineError, match=f"Permission denied .{closed}.\n *fix: see that you may use it"):
+        unpack("imagenette", root, archive)
+
+
+def test_what_an_archive_lacks_is_said_of_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = pack(tmp_path / "x.tgz", {"x/train/a/1.JPEG": jpeg(1), "x/val/a/2.JPEG": jpeg(2)})
+    monkeypatch.chdir(tmp_path)
+    for name in ("imagenette", "cifar10"):
+        for root in (tmp_path / "set", Path("set")):
+            with pytest.raises(DataError) as raised:
+                unpack(name, root, archive)
+            assert f"data error: {archive}" in str(raised.value)
+            assert "fix: download x.tgz again" in str(raised.value)
+            assert ".unpacking" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>404</html>"])
+def test_no_archive_is_said_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.tgz").write_bytes(content)
+    with pytest.raises(DataError) as raised:
+        unpack("imagenette", tmp_path / "set", tmp_path / "x.tgz")
+    (problem,) = raised.value.problems
+    assert problem.what.endswith("and starts with b'<html>404</html>'" if content else "it is empty")
+
+
+def test_a_missing_archive_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        unpack("imagenette", tmp_path / "set", tmp_path / "gone.tgz")
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_file_in_the_folders_place_and_no_path_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive = imagenette(tmp_path / "small.tgz")
+    (tmp_path / "file").touch()
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(MachineError, match="fix: a file lies where a folder goes"):
+            unpack("imagenette", root, archive)
+    for flag in ("--root", "--archives"):
+        with pytest.raises(SystemExit) as ended:
+            main(["prepare", "imagenet", flag, ""])
+        assert ended.value.code == 2
+        assert f"{flag}: expected a path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr("fasttrain.data.archives.fcntl.flock", no_locks)
+    assert "as published" in unpack("imagenette", tmp_path / "set", imagenette(tmp_path / "small.tgz"))
+
+
 class Handler(BaseHTTPRequestHandler):
     """Serves one file, a missing one and one that breaks off."""
 
@@ -188,6 +292,15 @@ def test_an_address(tmp_path: Path, server: str) -> None:
     assert names_below(root) == [".prepare.lock"]
     assert "as published" in unpack("imagenette", root, f"{server}/x.tgz?version=1")
     assert len(names_below(root)) == 6
+
+
+def test_a_download_writes_over_nothing(tmp_path: Path, server: str) -> None:
+    mine = tmp_path / "set" / "x.tgz"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(DataError, match=f"{mine} is there, .*\\n *fix: --from {mine} to unpack it"):
+        unpack("imagenette", mine.parent, f"{server}/x.tgz")
+    assert mine.read_text() == "mine"
 
 
 def test_addresses_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

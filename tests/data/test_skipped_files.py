@@ -158,7 +158,7 @@ def test_a_book_that_another_version_wrote_or_that_is_cut_off_is_not_believed(ro
     expected = skipping(root).skipped
     book = verdicts_file(str(root))
     text = book.read_text()
-    for damaged in (text.replace("verdicts 1", "verdicts 0").replace("\tthe file is empty", "\t"), text[:300], ""):
+    for damaged in (text.replace("verdicts 2", "verdicts 1").replace("\tthe file is empty", "\t"), text[:300], ""):
         book.write_text(damaged)
         assert skipping(root).skipped == expected
         assert book.read_text().count("\n") == 38

@@ -101,9 +101,13 @@ def test_what_cannot_be_validated_is_said(
         (
             [str(best), "--root", str(broken)],
             3,
-            [f"{broken_file} cannot be decoded: the file is empty", "fix: get the"],
+            [f"{broken_file} cannot be decoded: the file is empty", "fix: get the", "or --on-bad-file skip"],
         ),
-        ([str(best), "--root", str(piped)], 3, ["pipe.png: it is a named pipe", "fix: remove it\n"]),
+        (
+            [str(best), "--root", str(piped)],
+            3,
+            ["pipe.png: it is a named pipe", "fix: remove it, or --on-bad-file skip\n"],
+        ),
         ([str(named), "--root", str(renamed)], 3, ["class 0 is", "aaa here", "class folders"]),
     ]
     for arguments, code, fragments in cases:

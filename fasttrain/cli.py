@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from fasttrain import commands
 from fasttrain.config.compose import ComposedRun
+from fasttrain.errors import DeviceLost
 from fasttrain.report.console import configure_logging
 from fasttrain.report.run_dir import continues, holds_run, open_run_dir
 from fasttrain.run import planning
 from fasttrain.run.environment import prepare_environment
-from fasttrain.run.exits import exit_code_of
+from fasttrain.run.exits import exit_code_of, leave_at_once
 from fasttrain.run.imports import spared_imports
 from fasttrain.strategy.launch import handed_over, launch_ranks
 from fasttrain.strategy.world import find_world
@@ -75,4 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return commands.dispatch(arguments, train)
     except BaseException as error:
-        return exit_code_of(error, debug="debug=true" in arguments)
+        code = exit_code_of(error, debug="debug=true" in arguments)
+        if isinstance(error, DeviceLost):
+            leave_at_once(code)
+        return code

@@ -88,6 +88,10 @@ class MachineError(FasttrainError):
     kind = "environment error"
 
 
+class DeviceLost(MachineError):
+    """A GPU on which a program failed: this process can ask nothing more of it, not even to take its memory back."""
+
+
 class TrainingError(FasttrainError):
     """A run that diverged or cannot be continued."""
 

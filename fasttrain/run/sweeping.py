@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fasttrain.config.compose import ComposedRun
 from fasttrain.config.sweep import compose_sweep
-from fasttrain.errors import INTERRUPTED, TERMINATED, FasttrainError, MachineError, Problem, Stopped
+from fasttrain.errors import INTERRUPTED, TERMINATED, DeviceLost, FasttrainError, MachineError, Problem, Stopped
 from fasttrain.report.clock import JOB_STARTED
 from fasttrain.report.console import configure_logging
 from fasttrain.report.run_dir import make_unique
@@ -57,6 +57,9 @@ def run_sweep(overrides: list[str], config_dir: Path | None, train: Callable[[Co
         except Exception as error:
             if isinstance(error, FasttrainError) and error.exit_code in STOPPED_CODES:
                 raise _stopped(error, number, commands) from error
+            if isinstance(error, DeviceLost):
+                # Nor would it answer the next job.
+                raise DeviceLost(_stopped(error, number, commands).problems) from error
             failures.append(exit_code_of(error, debug=run.config.debug))
         else:
             if not run.config.dry_run:

@@ -48,8 +48,8 @@ def read_overrides(overrides: Sequence[str], files: OptionFiles) -> CommandLine:
     parser = OverridesParser.create()
     overrides, flags = take_flags(overrides, files)
     line.problems += flags
-    for index, text in enumerate(overrides):
-        found = parse_override(parser, text, files, overrides[index - 1] if index else "")
+    for text, before in with_words_before(overrides):
+        found = parse_override(parser, text, files, before)
         if isinstance(found, Override) and found.is_sweep_override():
             found = _several_values(found.key_or_group, text.partition("=")[2], files)
         if isinstance(found, Problem):
@@ -116,6 +116,24 @@ def _leaves(key: str, value: Any, given: str) -> Iterator[Assignment]:
         yield Assignment(key, value, given)
 
 
+def with_words_before(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each word of the command line with the one before it; what a text without quotes was cut into is one word."""
+    before, rest = "", list(overrides)
+    while rest:
+        text = rest.pop(0)
+        if _was_cut(before):
+            while "=" not in text and not text.startswith("-") and rest and "=" not in rest[0]:
+                text = f"{text} {rest.pop(0)}"
+        yield text, before
+        before = text
+
+
+def _was_cut(word: str) -> bool:
+    """Whether bare words behind this one may belong to its value."""
+    setting = find(word.partition("=")[0], {})
+    return "=" in word and setting is not None and setting.is_free_text and setting.key != RECIPE
+
+
 def parse_override(parser: OverridesParser, text: str, files: OptionFiles, before: str = "") -> Override | Problem:
     """One word of the command line (``before``: the one before it), or what is wrong with it."""
     found = _parse(parser, text, files, before)
@@ -170,9 +188,8 @@ def _no_setting(text: str, files: OptionFiles, before: str) -> Problem:
     if setting:
         fix = _a_value(bare, setting, files)
         return Problem(f"{text}: no value is given; expected {expected(setting)}", fix, COMMAND_LINE)
-    cut = find(before.partition("=")[0], {})
-    if not equals and cut is not None and cut.is_free_text and cut.key != RECIPE:
-        return Problem(f"{what}; a value with blanks needs quotes", f"'{before} {text}'", COMMAND_LINE)
+    if not equals and _was_cut(before):
+        return Problem(f"{what}; a value with blanks needs quotes", shlex.quote(f"{before} {text}"), COMMAND_LINE)
     return Problem(what, "optimizer.lr=0.5, say; without blanks around `=`", COMMAND_LINE)
 
 

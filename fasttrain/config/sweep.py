@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from fasttrain.config.compose import ComposedRun, compose_run
 from fasttrain.config.describe import COMMAND_LINE
 from fasttrain.config.files import OptionFiles
-from fasttrain.config.overrides import parse_override, take_flags
+from fasttrain.config.overrides import parse_override, take_flags, with_words_before
 from fasttrain.errors import ConfigError, Problem
 
 # More are a slip (a range without an end in sight), and composing them would take minutes.
@@ -60,8 +60,8 @@ def expand_sweep(
     parser = OverridesParser.create()
     parsed: list[Override] = []
     overrides, problems = take_flags(overrides, files)
-    for index, text in enumerate(overrides):
-        found = parse_override(parser, text, files, overrides[index - 1] if index else "")
+    for text, before in with_words_before(overrides):
+        found = parse_override(parser, text, files, before)
         if isinstance(found, Problem):
             problems.append(found)
             continue

@@ -174,6 +174,12 @@ def test_paths_are_quoted_so_that_they_paste(compose: Compose, value: str, line:
 
 def test_blanks_need_quotes(errors: Callable[..., str]) -> None:
     assert "'report.author=Your Team'" in errors("report.author=Your", "Team")
+    said = errors("data.root=/my", "own", "images", "here", "seed=2")
+    assert "own images here: not a setting" in said
+    assert "fix: 'data.root=/my own images here'" in said
+    assert said.count("not a setting") == 1
+    # A word that is followed by its own value is a slip of another kind.
+    assert "seed=2" not in errors("optimizer.lr=1", "two", "words").split("fix:")[1]
 
 
 # Override, key in the composed values, value there.

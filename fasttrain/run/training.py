@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +22,7 @@ from fasttrain.data.path import DataPath, build_data_path
 from fasttrain.data.policy import num_views
 from fasttrain.data.preprocess import Normalize, preprocessing_description
 from fasttrain.data.scan import Scan
-from fasttrain.errors import DeviceLost, FasttrainError, Problem, Stopped
+from fasttrain.errors import FasttrainError, Stopped
 from fasttrain.model.batchnorm import synchronised
 from fasttrain.model.build import build_model
 from fasttrain.report.callback import ReportCallback
@@ -32,6 +30,7 @@ from fasttrain.report.clock import Clock
 from fasttrain.report.console import configure_logging, log
 from fasttrain.report.facts import RunFacts
 from fasttrain.report.machine import describe_machine
+from fasttrain.run.lost_device import closing_hides_nothing, device_lost, failure_of_device
 from fasttrain.run.planning import given
 from fasttrain.schedule.schedule import Schedule
 from fasttrain.stages import Plan
@@ -260,41 +259,13 @@ def fit(parts: Parts) -> None:
         # A compiler that the same signal has ended, for one: what was told to stop has not failed.
         if parts.signals.requested is not None and not isinstance(error, FasttrainError):
             raise Stopped("stopped by a signal before the next step", parts.signals.exit_code()) from error
-        if (cause := _failure_of_device(error)) is not None:
-            raise _device_lost(cause, parts.report.facts.run_dir) from error
+        if (cause := failure_of_device(error)) is not None:
+            raise device_lost(cause, parts.report.facts.run_dir) from error
         raise
     finally:
         parts.signals.restore()
-        with _closing_hides_nothing():
+        with closing_hides_nothing():
             parts.data.close()
-
-
-@contextlib.contextmanager
-def _closing_hides_nothing() -> Iterator[None]:
-    """Let an error that is on its way pass, whatever closing finds: with a lost GPU all that asks it fails."""
-    on_its_way = sys.exc_info()[1]
-    try:
-        yield
-    except Exception:
-        if on_its_way is None:
-            raise
-
-
-def _failure_of_device(error: BaseException) -> BaseException | None:
-    """The first failure of the GPU among an error and those that led to it: all later ones only repeat it."""
-    found: BaseException | None = None
-    step: BaseException | None = error
-    while step is not None:
-        found = step if isinstance(step, torch.AcceleratorError) else found
-        step = step.__cause__ or step.__context__
-    return found
-
-
-def _device_lost(cause: BaseException, run_dir: Path) -> DeviceLost:
-    lines = str(cause).splitlines()
-    what = f"the GPU gave up: {lines[0] if lines else type(cause).__name__}"
-    again = f"the same command with run_dir={run_dir} resume=auto goes on from the last whole checkpoint"
-    return DeviceLost(Problem(what, f"{again}; if it happens again, trainer.capture=false and debug=true say more"))
 
 
 def report_finished(

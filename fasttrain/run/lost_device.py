@@ -1,0 +1,41 @@
+"""A GPU on which a program failed: what led to it, and how to go on."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from fasttrain.errors import DeviceLost, Problem
+
+
+def failure_of_device(error: BaseException) -> BaseException | None:
+    """The first failure of the GPU among an error and those that led to it: all later ones only repeat it."""
+    found: BaseException | None = None
+    step: BaseException | None = error
+    while step is not None:
+        found = step if isinstance(step, torch.AcceleratorError) else found
+        step = step.__cause__ or step.__context__
+    return found
+
+
+def device_lost(cause: BaseException, run_dir: Path) -> DeviceLost:
+    """The error that ends the run, with the command that goes on with it."""
+    lines = str(cause).splitlines()
+    what = f"the GPU gave up: {lines[0] if lines else type(cause).__name__}"
+    again = f"the same command with run_dir={run_dir} resume=auto goes on from the last whole checkpoint"
+    return DeviceLost(Problem(what, f"{again}; if it happens again, trainer.capture=false and debug=true say more"))
+
+
+@contextlib.contextmanager
+def closing_hides_nothing() -> Iterator[None]:
+    """Let an error that is on its way pass, whatever closing finds: with a lost GPU all that asks it fails."""
+    on_its_way = sys.exc_info()[1]
+    try:
+        yield
+    except Exception:
+        if on_its_way is None:
+            raise

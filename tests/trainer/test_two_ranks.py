@@ -126,6 +126,7 @@ def test_a_killed_launcher_leaves_no_ranks_and_a_checkpoint(tiny_overrides: list
     assert 0 < torch.load(last)["fasttrain"]["step"] < 2000
 
 
+@pytest.mark.slow
 def test_ranks_that_stand_at_different_steps_are_told_so(tiny_overrides: list[str], tmp_path: Path) -> None:
     hook = tmp_path / "sitecustomize.py"
     hook.write_text(

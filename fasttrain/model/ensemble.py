@@ -42,8 +42,8 @@ class Ensemble(nn.Module):
         if not images.is_cuda or torch.compiler.is_compiling():
             return [member(images) for member in self.members]
         current = torch.cuda.current_stream(images.device)
-        answers = []
-        for member, stream in zip(self.members, _streams(images.device, len(self.members)), strict=True):
+        streams, answers = _streams(images.device, len(self.members)), []
+        for member, stream in zip(self.members, streams, strict=True):
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 answer = member(images)
@@ -51,7 +51,7 @@ class Ensemble(nn.Module):
             images.record_stream(stream)
             answer.record_stream(current)
             answers.append(answer)
-        for stream in _streams(images.device, len(self.members)):
+        for stream in streams:
             current.wait_stream(stream)
         return answers
 
@@ -61,20 +61,20 @@ class Ensemble(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """What the members name so, by the ensemble's names."""
-        return {name for part in self._each("no_weight_decay") for name in part}
+        return set(self._said_by_members("no_weight_decay"))
 
     def trained_epochs(self) -> dict[str, float]:
         """Parameters that are trained in the first epochs only, by name."""
-        return {name: epochs for part in self._each("trained_epochs") for name, epochs in part.items()}
+        return self._said_by_members("trained_epochs")
 
-    def _each(self, method: str) -> list[dict[str, Any]]:
-        """What a method of the members says of their parameters, where they have it."""
-        said = []
+    def _said_by_members(self, method: str) -> dict[str, Any]:
+        """What a method of the members says of their parameters, where they have it, by the ensemble's names."""
+        said: dict[str, Any] = {}
         for number, member in enumerate(self.members):
             if (listed := getattr(member, method, None)) is not None:
                 names = cast(Callable[[], Any], listed)()
                 values = names if isinstance(names, dict) else dict.fromkeys(names)
-                said.append({f"members.{number}.{name}": value for name, value in values.items()})
+                said |= {f"members.{number}.{name}": value for name, value in values.items()}
         return said
 
 

@@ -121,11 +121,16 @@ def with_words_before(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     before, rest = "", list(overrides)
     while rest:
         text = rest.pop(0)
-        if _was_cut(before):
-            while "=" not in text and not text.startswith("-") and rest and "=" not in rest[0]:
+        if _was_cut(before) and _is_bare(text):
+            while rest and _is_bare(rest[0]):
                 text = f"{text} {rest.pop(0)}"
         yield text, before
         before = text
+
+
+def _is_bare(word: str) -> bool:
+    """Whether a word is neither a setting nor a flag."""
+    return "=" not in word and not word.startswith("-")
 
 
 def _was_cut(word: str) -> bool:

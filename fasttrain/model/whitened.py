@@ -27,6 +27,11 @@ BATCHNORM_MOMENTUM, BATCHNORM_EPS = 0.4, 1e-12
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "silu": nn.SiLU}
 POOLINGS = ("max", "mean")
 
+# Channels that the first layer's outputs are filled up to a multiple of: tensor cores read eight 16-bit numbers at
+# once. On one H200 the convolution behind it, forward and backward, 64 images of 128 px, took 281 us with 54 channels
+# and 180 with 56 (bf16, medians of 5).
+ALIGNED_CHANNELS = 8
+
 # The network for photos: four groups behind a first layer that halves the image.
 PHOTO: dict[str, Any] = {
     "widths": (128, 256, 512, 512),
@@ -45,7 +50,8 @@ class WhitenedConvNet(nn.Module):
     """Whitening convolution, groups of convolutions that each halve the image, global pooling, a linear head.
 
     Owns the rule by which its first layer is set: ``initialize_from_images``, called once before training. Until then
-    that layer has random weights. It is never trained; its bias is, in the first ``whitening_bias_epochs``.
+    that layer has random weights. It is never trained; its bias is, in the first ``whitening_bias_epochs``. Its outputs
+    are filled up to a multiple of ``ALIGNED_CHANNELS`` with zeros.
 
     Args:
         num_classes: Outputs.
@@ -94,14 +100,18 @@ class WhitenedConvNet(nn.Module):
         self.whitening_bias_epochs = whitening_bias_epochs
         # Each direction once with either sign: the activation after it would lose half of what they say.
         num_filters = 2 * CHANNELS * patch_px**2
-        self.whitening = nn.Conv2d(CHANNELS, num_filters, patch_px, stride=stride, padding=(patch_px - 1) // 2)
+        num_channels = -(-num_filters // ALIGNED_CHANNELS) * ALIGNED_CHANNELS
+        self.whitening = nn.Conv2d(CHANNELS, num_channels, patch_px, stride=stride, padding=(patch_px - 1) // 2)
         self.whitening.weight.requires_grad_(False)
         assert self.whitening.bias is not None
         if whitening_bias_epochs == 0:
             nn.init.zeros_(self.whitening.bias)
             self.whitening.bias.requires_grad_(False)
         self.activation = ACTIVATIONS[activation]()
-        inputs = (num_filters, *widths[:-1])
+        inputs = (num_channels, *widths[:-1])
+        # What fills up is not handed on: constant channels would be scaled up by each BatchNorm's 1 / sqrt(eps) on the
+        # way back, layer by layer, beyond all numbers.
+        copied = (num_filters, *widths[:-1])
         group = functools.partial(
             ConvGroup,
             norm=functools.partial(frozen_scale_norm, momentum=batchnorm_momentum, eps=batchnorm_eps),
@@ -109,7 +119,7 @@ class WhitenedConvNet(nn.Module):
             activation=activation,
             antialias=antialias,
         )
-        self.groups = nn.Sequential(*map(group, inputs, widths))
+        self.groups = nn.Sequential(*map(group, inputs, widths, copied))
         self.takes_max = pooling == "max"
         self.head = nn.Linear(widths[-1], num_classes, bias=not self.takes_max)
         if self.takes_max:
@@ -133,7 +143,8 @@ class WhitenedConvNet(nn.Module):
             images_nchw: Normalised training images [n, 3, h, w], on the network's device.
         """
         filters = whitening_filters(images_nchw, patch_px=self.whitening.kernel_size[0], eps=WHITENING_EPS)
-        self.whitening.weight.copy_(torch.cat([filters, -filters]))
+        self.whitening.weight.zero_()
+        self.whitening.weight[: 2 * len(filters)] = torch.cat([filters, -filters])
 
     def get_classifier(self) -> nn.Module:
         """The head, as timm's networks give theirs."""
@@ -149,6 +160,7 @@ class ConvGroup(nn.Module):
 
     Args:
         in_channels, out_channels: Of the group.
+        copied_channels: So many inputs the first convolution hands on at first.
         norm: Makes a BatchNorm for so many channels.
         depth: 2 or 3 convolutions.
         activation: ``gelu`` or ``silu``.
@@ -159,6 +171,7 @@ class ConvGroup(nn.Module):
         self,
         in_channels: int,
         out_channels: int,
+        copied_channels: int,
         *,
         norm: Callable[[int], nn.BatchNorm2d],
         depth: int,
@@ -166,11 +179,11 @@ class ConvGroup(nn.Module):
         antialias: bool,
     ) -> None:
         super().__init__()
-        self.conv1, self.norm1 = convolution(in_channels, out_channels), norm(out_channels)
-        self.conv2, self.norm2 = convolution(out_channels, out_channels), norm(out_channels)
+        self.conv1, self.norm1 = convolution(in_channels, out_channels, copied_channels), norm(out_channels)
+        self.conv2, self.norm2 = convolution(out_channels, out_channels, out_channels), norm(out_channels)
         self.skips = depth == 3
         if self.skips:
-            self.conv3, self.norm3 = convolution(out_channels, out_channels), norm(out_channels)
+            self.conv3, self.norm3 = convolution(out_channels, out_channels, out_channels), norm(out_channels)
         self.pool: nn.Module = nn.MaxPool2d(2)
         if antialias:
             self.pool = nn.Sequential(nn.MaxPool2d(2, stride=1), BlurPool2d(out_channels, stride=2))
@@ -183,11 +196,11 @@ class ConvGroup(nn.Module):
         return self.activation(first + self.norm3(self.conv3(x))) if self.skips else x
 
 
-def convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
-    """A 3x3 convolution that keeps the image's size; its leading outputs start as copies of the inputs."""
+def convolution(in_channels: int, out_channels: int, copied_channels: int) -> nn.Conv2d:
+    """A 3x3 convolution that keeps the image's size; its leading outputs start as copies of so many inputs."""
     layer = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
     with torch.no_grad():
-        nn.init.dirac_(layer.weight[:in_channels])
+        nn.init.dirac_(layer.weight[:copied_channels])
     return layer
 
 

@@ -39,10 +39,10 @@ def build(**arguments: Any) -> WhitenedConvNet:
             + 24
             + 5120,
         ),
-        # 54 filters on patches of 3x3; the head has a bias.
+        # 54 filters on patches of 3x3 and two of zeros; the head has a bias.
         (
             "whitened_convnet_photo",
-            9 * (54 * 128 + 2 * 128**2 + 128 * 256 + 2 * 256**2 + 256 * 512 + 5 * 512**2)
+            9 * (56 * 128 + 2 * 128**2 + 128 * 256 + 2 * 256**2 + 256 * 512 + 5 * 512**2)
             + 3 * (128 + 256 + 512 + 512)
             + 513 * 10,
         ),
@@ -90,7 +90,8 @@ def test_photos_of_any_size(px: int) -> None:
     network.initialize_from_images(images)
     assert network(images[:2]).shape == (2, 10)
     # Every second pixel, and the ones beside it.
-    assert network.whitening(images[:2]).shape == (2, 54, px // 2, px // 2)
+    assert network.whitening(images[:2]).shape == (2, 56, px // 2, px // 2)
+    assert not network.whitening(images[:2])[:, 54:].any()
     answers = network.whitening(images)[:, :27, 1:-1, 1:-1].transpose(0, 1).flatten(1)
     assert torch.allclose(answers @ answers.T / answers.shape[1], torch.eye(27), atol=0.2)
 
@@ -195,3 +196,25 @@ def test_arguments_that_make_no_network_are_named(arguments: dict[str, Any]) -> 
     with pytest.raises(ConfigError) as caught:
         build(**arguments)
     assert f"model.args={{{next(iter(arguments))}: " in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["whitened_convnet", "whitened_convnet_large", "whitened_convnet_photo"])
+def test_no_channel_is_constant_at_first_and_no_gradient_out_of_proportion(name: str) -> None:
+    torch.manual_seed(0)
+    network = build_model(replace(CONFIG, name=name), 10)
+    assert isinstance(network, WhitenedConvNet)
+    images = F.avg_pool2d(torch.randn(16, 3, 64, 64), 5, 1, 2) * 3
+    network.initialize_from_images(images)
+    constant: dict[str, int] = {}
+
+    def look(key: str, out: torch.Tensor) -> None:
+        constant[key] = int((out.std(dim=(0, 2, 3)) < 1e-6).sum())
+
+    convolutions = {key: module for key, module in network.groups.named_modules() if isinstance(module, nn.Conv2d)}
+    for key, module in convolutions.items():
+        module.register_forward_hook(lambda _, __, out, key=key: look(key, out))
+    F.cross_entropy(network.train()(images), torch.arange(16) % 10).backward()
+    assert constant == dict.fromkeys(convolutions, 0)
+    norms = [float(module.weight.grad.norm()) for module in convolutions.values() if module.weight.grad is not None]
+    assert len(norms) == len(convolutions)
+    assert max(norms) < 100 * min(norms)

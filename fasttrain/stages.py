@@ -100,6 +100,11 @@ class Plan:
         """Images that one rank takes at once in ``epoch``."""
         return epoch.batch_size // self.world_size // epoch.accumulate
 
+    @property
+    def largest_micro_batch(self) -> int:
+        """Most images that one rank takes at once."""
+        return max(self.micro_batch(epoch) for epoch in self.epochs)
+
     def shapes(self) -> tuple[tuple[int, int], ...]:
         """Distinct (px, micro-batch) of the training steps, in order of first use: what to compile."""
         return tuple(dict.fromkeys((epoch.px, self.micro_batch(epoch)) for epoch in self.epochs))

@@ -6,6 +6,7 @@ same pixels.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -75,9 +76,11 @@ def training_batches(
         auto_reset=True,
         last_batch_policy=LastBatchPolicy.FILL,
     )
-    for epoch in itertools.cycle([batches]):
-        for outputs in epoch:
-            yield len(outputs[0]["images"])
+    while True:
+        # It resets itself at the end of an epoch; ``for`` would ask it to once more, which it refuses with a warning.
+        with contextlib.suppress(StopIteration):
+            while True:
+                yield len(next(batches)[0]["images"])
 
 
 def decoded_batches(

@@ -44,7 +44,7 @@ def start_backend(config: RunConfig, scan: Scan, plan: Plan, *, device: torch.de
             if rank == 0:
                 log.info(f"data.backend=auto: torchvision, since DALI cannot be imported ({error})")
         else:
-            max_batch = max(MIN_BATCH, *(plan.micro_batch(epoch) for epoch in plan.epochs))
+            max_batch = max(MIN_BATCH, plan.largest_micro_batch)
             return DaliBackend(
                 device=device,
                 workers=data.workers,

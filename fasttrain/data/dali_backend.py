@@ -160,7 +160,10 @@ class DaliBackend:
             self._reading_threads = threads
             self._let_go()
             self._owner = None
-            self._headers = self._header_stage()
+            try:
+                self._headers = self._header_stage()
+            except StageError as error:
+                raise self._broken(str(error)) from error
 
     def _tune(self, reader: _Reader) -> None:
         """Choose the hardware decoder's share on the first batch; training waits for it, so the clock has it too."""

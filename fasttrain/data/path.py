@@ -171,7 +171,7 @@ class ImageDataPath:
     def first_train_images(self, num_images: int, px: int) -> torch.Tensor:
         """See ``DataPath``."""
         # A back end takes no more at once than the run's largest batch.
-        most = max(self._plan.micro_batch(epoch) for epoch in self._plan.epochs)
+        most = self._plan.largest_micro_batch
         parts = (np.arange(first, min(first + most, num_images)) for first in range(0, num_images, most))
         crop = CentreCrop(px, px, 1.0)
         return torch.cat(

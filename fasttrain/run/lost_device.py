@@ -27,7 +27,11 @@ def device_lost(cause: BaseException, run_dir: Path) -> DeviceLost:
     lines = str(cause).splitlines()
     what = f"the GPU gave up: {lines[0] if lines else type(cause).__name__}"
     again = f"the same command with run_dir={run_dir} resume=auto goes on from the last whole checkpoint"
-    return DeviceLost(Problem(what, f"{again}; if it happens again, trainer.capture=false and debug=true say more"))
+    # Seen with CUDA 13.0 on an H200 that programs took turns on: an illegal instruction inside cuBLAS's products.
+    shared = "best with no other program on the GPU"
+    return DeviceLost(
+        Problem(what, f"{again}, {shared}; if it happens again, trainer.capture=false and debug=true say more")
+    )
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ import torch
 
 from fasttrain.config.schema import StageConfig
 from fasttrain.model.build import meta_model
-from fasttrain.model.check import check, check_libraries, refusal
+from fasttrain.model.check import check, check_libraries
+from fasttrain.model.image_sizes import refusal
 from tests.model.defaults import MODEL, OWN
 
 

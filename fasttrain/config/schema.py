@@ -205,6 +205,7 @@ class AcceleratedDDPConfig(StrategyConfig):
 class MixupConfig:
     alpha: float = number(ge=0, unit="both parameters of a beta distribution", example="0.2")
     cutmix_alpha: float = number(ge=0, unit="both parameters of a beta distribution", example="1.0")
+    off_epoch: int | None = number(ge=1, unit="epochs that are mixed", example="16")
 
 
 @dataclass(frozen=True)

@@ -83,15 +83,21 @@ def _check_views(config: RunConfig) -> list[Problem]:
 
 
 def _check_mixup(config: RunConfig) -> list[Problem]:
-    """An image that is alone on its device has none to be mixed with."""
+    """Mixing ends before the run does; an image that is alone on its device has none to be mixed with."""
     mixup, trainer = config.trainer.mixup, config.trainer
     given = [
         f"trainer.mixup.{name}={value:g}"
         for name, value in (("alpha", mixup.alpha), ("cutmix_alpha", mixup.cutmix_alpha))
         if value > 0
     ]
+    last = sum(stage.epochs for stage in config.stages) - 1
+    off = f"trainer.mixup.off_epoch={mixup.off_epoch}"
     if not given:
-        return []
+        fix = "trainer.mixup.alpha=0.2, or trainer.mixup.off_epoch=null"
+        return [] if mixup.off_epoch is None else [Problem(f"{off}: trainer.mixup is off", fix)]
+    if mixup.off_epoch is not None and mixup.off_epoch > last:
+        fix = f"trainer.mixup.off_epoch={last}, or null" if last > 0 else "trainer.mixup.off_epoch=null"
+        return [Problem(f"{off}: the run has {last + 1} epochs", fix)]
     ranks = trainer.devices * trainer.num_nodes
     problems = []
     for row, stage in enumerate(config.stages):

@@ -37,7 +37,7 @@ def draw_mix(config: MixupConfig, *, seed: int, epoch: int, step: int, px: int) 
     """Draw for one step, the same for all its micro-batches and ranks.
 
     Args:
-        config: Parameters of the beta distributions.
+        config: Parameters of the beta distributions, and from which epoch on each image stays as it is.
         seed: The run's.
         epoch: Zero-based, of the recipe.
         step: Zero-based, in the epoch.
@@ -45,6 +45,8 @@ def draw_mix(config: MixupConfig, *, seed: int, epoch: int, step: int, px: int) 
 
     Source: arXiv:1710.09412 (mixup), arXiv:1905.04899, section 3.1 (CutMix); a fair coin between them as in timm.
     """
+    if config.off_epoch is not None and epoch >= config.off_epoch:
+        return Mix(1.0, 0, px, 0, px, 1.0)
     key = np.array([seed, STREAM | epoch << 32 | step], dtype=np.uint64)
     random = np.random.Generator(np.random.Philox(key=key))
     coin, *center = random.random(3)

@@ -28,7 +28,7 @@ from fasttrain.trainer.objective import Objective
 from tests.model.defaults import MODEL
 
 Train = Callable[..., int]
-MIXUP = MixupConfig(alpha=0.2, cutmix_alpha=0)
+MIXUP = MixupConfig(alpha=0.2, cutmix_alpha=0, off_epoch=None)
 
 
 def ensemble(members: int = 2, name: str = "resnet18d", **settings: Any) -> Ensemble:

@@ -157,7 +157,7 @@ def test_updates_captured_in_a_graph_follow_the_share() -> None:
 def settings(
     averaged: AveragingConfig, *, alpha: float = 0, cutmix: float = 0, bound: int | None = None, jsd: float = 0
 ) -> Any:
-    mixup = SimpleNamespace(alpha=alpha, cutmix_alpha=cutmix)
+    mixup = SimpleNamespace(alpha=alpha, cutmix_alpha=cutmix, off_epoch=None)
     trainer = SimpleNamespace(averaging=averaged, mixup=mixup, devices=2, num_nodes=1, device_batch_size=bound)
     trainer.jsd_alpha = jsd
     stages = [StageConfig(epochs=4, px=32, min_area=0.35, batch_size=16, val_px=32)]

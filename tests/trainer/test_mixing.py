@@ -17,9 +17,9 @@ from fasttrain.data.order import epoch_order
 from fasttrain.trainer.mixing import Mix, Mixing, draw_mix
 
 Train = Callable[..., int]
-MIXUP = MixupConfig(alpha=0.2, cutmix_alpha=0)
-CUTMIX = MixupConfig(alpha=0, cutmix_alpha=1.0)
-BOTH = MixupConfig(alpha=0.2, cutmix_alpha=1.0)
+MIXUP = MixupConfig(alpha=0.2, cutmix_alpha=0, off_epoch=None)
+CUTMIX = MixupConfig(alpha=0, cutmix_alpha=1.0, off_epoch=None)
+BOTH = MixupConfig(alpha=0.2, cutmix_alpha=1.0, off_epoch=None)
 
 
 def draws(config: MixupConfig, count: int = 2000, *, seed: int = 1, epoch: int = 0) -> list[Mix]:
@@ -95,6 +95,39 @@ def test_nothing_is_mixed_where_the_share_is_one() -> None:
     mixing.set(Mix(1.0, 0, 8, 0, 8, 1.0))
     images = torch.randn(3, 3, 8, 8)
     assert torch.equal(mixing.images(images), images)
+
+
+def test_from_the_off_epoch_on_no_image_is_mixed() -> None:
+    config = MixupConfig(alpha=0.2, cutmix_alpha=1.0, off_epoch=3)
+    assert draws(config, 20, epoch=2) == draws(BOTH, 20, epoch=2)
+    for epoch in (3, 4):
+        assert set(draws(config, 20, epoch=epoch)) == {Mix(1.0, 0, 32, 0, 32, 1.0)}
+
+
+def test_a_run_whose_last_epoch_is_not_mixed_differs_from_there_on(train_tiny: Train, tmp_path: Path) -> None:
+    mixed, rows = ["trainer.mixup.alpha=1"], "stages=[{epochs: 2, px: 32, min_area: 0.35, batch_size: 16, val_px: 32}]"
+    losses = {}
+    for name, more in (("off", ["trainer.mixup.off_epoch=1"]), ("on", [])):
+        assert train_tiny(f"run_dir={tmp_path / name}", rows, *mixed, *more) == 0
+        lines = (tmp_path / name / "metrics.csv").read_text().splitlines()
+        column = lines[0].split(",").index("train_loss")
+        losses[name] = [line.split(",")[column] for line in lines[1:]]
+    assert losses["off"][0] == losses["on"][0]
+    assert losses["off"][1] != losses["on"][1]
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["trainer.mixup.alpha=0.2", "trainer.mixup.off_epoch=3"], "trainer.mixup.off_epoch=2, or null"),
+        (["trainer.mixup.off_epoch=1"], "trainer.mixup.alpha=0.2, or trainer.mixup.off_epoch=null"),
+    ],
+)
+def test_an_off_epoch_that_changes_nothing_is_refused(
+    words: list[str], fix: str, train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_tiny(f"run_dir={tmp_path / 'run'}", *words) == 2
+    assert f"fix: {fix}" in capsys.readouterr().err
 
 
 def test_a_run_with_mixup_and_odd_batches_repeats(train_tiny: Train, tmp_path: Path) -> None:

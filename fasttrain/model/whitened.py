@@ -24,6 +24,10 @@ WHITENING_EPS = 5e-4
 # Weight of the newest batch in the running statistics (1 - 0.6) and what is added to the variance.
 BATCHNORM_MOMENTUM, BATCHNORM_EPS = 0.4, 1e-12
 
+# The moments of patches of so many px a side are matrices of 768 by 768; the images looked at are as many as pixels are
+# left of them.
+MAX_PATCH_PX = 16
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "silu": nn.SiLU}
 POOLINGS = ("max", "mean")
 
@@ -91,9 +95,12 @@ class WhitenedConvNet(nn.Module):
         super().__init__()
         if not widths or depth not in (2, 3) or activation not in ACTIVATIONS or pooling not in POOLINGS:
             raise ValueError("expected widths, depth 2 or 3, activation gelu or silu, pooling max or mean")
-        if patch_px < 1 or stride < 1 or whitening_bias_epochs < 0:
-            raise ValueError("expected patch_px >= 1, stride >= 1, whitening_bias_epochs >= 0")
-        px = INITIAL_PX * stride**2
+        if min(widths) < 1 or whitening_bias_epochs < 0:
+            raise ValueError("expected widths >= 1, whitening_bias_epochs >= 0")
+        if not 1 <= patch_px <= MAX_PATCH_PX or not 1 <= stride <= MAX_PATCH_PX:
+            raise ValueError(f"expected patch_px and stride between 1 and {MAX_PATCH_PX}")
+        # So large that something is left of it behind the last group.
+        px = max(INITIAL_PX * stride**2, 2 * stride * 2 ** len(widths))
         self.default_cfg = {"input_size": (CHANNELS, px, px), "num_classes": num_classes}
         self.num_classes = num_classes
         self.num_initial_images = INITIAL_IMAGES // stride**2

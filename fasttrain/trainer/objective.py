@@ -10,6 +10,7 @@ from timm.loss import JsdCrossEntropy
 from torch import nn
 
 from fasttrain.data.preprocess import Normalize
+from fasttrain.model.ensemble import Ensemble
 from fasttrain.trainer.mixing import Mixing
 
 
@@ -42,6 +43,11 @@ class Objective(nn.Module):
         self.mixing = mixing
         self.num_views = num_views
         self.jsd = JsdCrossEntropy(num_views, jsd_alpha, label_smoothing) if num_views > 1 else None
+
+    @property
+    def networks(self) -> list[nn.Module]:
+        """Those that learn as if alone: an ensemble's members, else the one."""
+        return list(self.network.members) if isinstance(self.network, Ensemble) else [self.network]
 
     def forward(self, images_nhwc: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Cross-entropy of a micro-batch, the mean over its images, 0-dim float32; of mixed images with mixed targets.

@@ -54,12 +54,12 @@ class StepRunner:
         strategy: Lightning's; a step runs inside its ``training_step``.
         precision: Of autocast; torch.float32 for none.
         scaler: Of the loss, for fp16.
-        clip_norm: Largest norm of all gradients; None for any.
+        clip_norm: Largest norm of all gradients of a network; None for any.
         moving_momentum: The schedule changes the momentum.
         device: Of all of these.
 
     Attributes:
-        loss: Mean loss of the newest step over its micro-batches, 0-dim float32.
+        loss: Mean loss of the newest step over its micro-batches, and over the networks of an ensemble, 0-dim float32.
         skipped: Updates that the loss scaler refused, 0-dim int64.
     """
 
@@ -82,6 +82,7 @@ class StepRunner:
         self._moving_momentum = moving_momentum
         self._precision, self._device = precision, device
         self._parameters = list(objective.parameters())
+        self._networks = [list(network.parameters()) for network in objective.networks]
         self._graphs: dict[StepShape, StepGraphs] = {}
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
@@ -195,16 +196,18 @@ class StepRunner:
             # DDP's reducer has to be told before each backward pass, as its own forward does.
             self._strategy.pre_backward(scaled)
             scaled.backward()
+        shown = loss.detach() if len(self._networks) == 1 else loss.detach() / len(self._networks)
         if part.first:
-            self.loss.copy_(loss.detach())
+            self.loss.copy_(shown)
         else:
-            self.loss.add_(loss.detach())
+            self.loss.add_(shown)
 
     def _update(self) -> None:
         if self._clip_norm is not None:
             if self._scaler is not None:
                 self._scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm, foreach=True)
+            for parameters in self._networks:
+                torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm, foreach=True)
         if self._scaler is None:
             self.optimizer.step()
             return

@@ -131,6 +131,22 @@ def test_what_does_not_go_together(model: dict[str, Any], jsd_alpha: float, told
     assert [told in problem.what for problem in problems] == [True] if told else problems == []
 
 
+def test_gradients_are_clipped_and_the_loss_is_shown_for_each_network(train_tiny: Train, tmp_path: Path) -> None:
+    states, losses = [], []
+    for members in (1, 2):
+        run = tmp_path / str(members)
+        assert train_tiny(f"run_dir={run}", f"model.ensemble={members}", "optimizer.clip_norm=0.5") == 0
+        states.append(torch.load(run / "checkpoints" / "last.ckpt")["state_dict"])
+        header, first, *_ = (run / "metrics.csv").read_text().splitlines()
+        losses.append(float(dict(zip(header.split(","), first.split(","), strict=True))["train_loss"]))
+    alone, together = states
+    own = {key: value for key, value in together.items() if key.startswith("members.0.")}
+    assert len(own) == len(alone)
+    for key, value in own.items():
+        torch.testing.assert_close(value, alone[key.removeprefix("members.0.")], rtol=1e-3, atol=1e-4, msg=key)
+    assert losses[1] == pytest.approx(losses[0], rel=0.2)
+
+
 def test_a_run_is_validated_saved_and_evaluated_as_one_network(train_tiny: Train, tmp_path: Path) -> None:
     run_dir, out = tmp_path / "run", tmp_path / "eval.json"
     assert train_tiny(f"run_dir={run_dir}", "model.ensemble=2") == 0

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fasttrain.config.compose import compose_run
 from fasttrain.errors import ConfigError
 from fasttrain.model.build import build_model, meta_model
+from fasttrain.model.check import check_libraries
 from fasttrain.model.whitened import WHITENING_EPS, WhitenedConvNet, whitening_filters
 from tests.model.defaults import MODEL
 
@@ -218,3 +220,25 @@ def test_no_channel_is_constant_at_first_and_no_gradient_out_of_proportion(name:
     norms = [float(module.weight.grad.norm()) for module in convolutions.values() if module.weight.grad is not None]
     assert len(norms) == len(convolutions)
     assert max(norms) < 100 * min(norms)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"widths": [0]}, {"patch_px": 64}, {"stride": 71}, {"patch_px": 0}, {"whitening_bias_epochs": -1.0}]
+)
+def test_sizes_that_make_no_network_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        build(**arguments)
+
+
+def test_images_too_small_for_the_groups_are_refused_with_sizes_that_work() -> None:
+    config = compose_run(
+        [
+            "recipe=quickstart",
+            "model.name=whitened_convnet",
+            "model.args={widths: [8, 8, 8, 8, 8, 8, 8]}",
+            "stages=[{epochs: 1, px: 32, min_area: 1, batch_size: 8, val_px: 32}]",
+        ]
+    ).config
+    (problem,) = check_libraries(config, 10)
+    assert "does not take images of 32 x 32 pixels" in problem.what
+    assert problem.fix.startswith("stages.0.px=")

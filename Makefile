@@ -19,11 +19,11 @@ quickstart: $(STAMP)
 
 # Lint, types and tests; no network and no GPU.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not multi_gpu and not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not multi_gpu and not slow"
 
 # The slow tests too.
 test-all: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not multi_gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not multi_gpu"
 
 # On a machine with a GPU.
 test-gpu: $(STAMP)

@@ -26,8 +26,34 @@ STAGES = (
 )
 
 
+# Files that take half a minute and more, the longest first: two workers that take a file at a time end together only if
+# these are begun first.
+LONG_FILES = (
+    "cli/test_recipes.py",
+    "strategy/test_gloo_ranks.py",
+    "strategy/test_training.py",
+    "trainer/test_two_ranks_averaging.py",
+    "model/test_kernels_interpreted.py",
+    "strategy/test_accelerate.py",
+    "trainer/test_averaged_runs.py",
+    "trainer/test_resume.py",
+    "trainer/test_signals.py",
+    "trainer/test_two_ranks.py",
+    "bench/test_bench_step.py",
+    "bench/test_bench_data.py",
+    "bench/test_bench_ddp.py",
+    "data/test_crop_kernel.py",
+    "strategy/test_registration.py",
+    "cli/test_kill.py",
+    "trainer/test_compiled.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs more GPUs than there are."""
+    """Begin with the long files; skip what needs more GPUs than there are."""
+    here = Path(__file__).parent
+    places = {here / name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     needs = {"gpu": 1, "multi_gpu": 2}
     for item in items:
         wanted = max((needs[mark.name] for mark in item.iter_markers() if mark.name in needs), default=0)

@@ -39,6 +39,7 @@ class WarmUp(Callback):
         device = pl_module.device
         before, graphs, started = Snapshot(trainer, pl_module), compiled_graphs(), time.monotonic()
         pl_module.loss_meter = LossMeter(device)
+        announce(pl_module)
         captures = wants_capture(pl_module)
         try:
             if captures:
@@ -83,6 +84,16 @@ class WarmUp(Callback):
                     images = random_batch(module, size, height, width).images_nhwc
                     module.network(module.objective.normalize(images))
         module.train()
+
+
+def announce(module: ClassifierModule) -> None:
+    """Say what is about to take a while, and that a CPU may not be made for the run's precision."""
+    if not module.trainer.is_global_zero:
+        return
+    shapes = ", ".join(f"{shape.px} px x {shape.size}" for shape in shapes_ahead(module))
+    log.info(f"warm-up on random pixels, before the clock starts: {shapes}")
+    if module.device.type == "cpu" and module.config.trainer.precision == "bf16":
+        log.warning("trainer.precision=bf16 is many times slower than fp32 on most CPUs: trainer.precision=fp32")
 
 
 def shapes_ahead(module: ClassifierModule) -> dict[StepShape, list[int]]:

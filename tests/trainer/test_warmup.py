@@ -28,6 +28,16 @@ def test_a_run_with_warmup_equals_one_without(
         assert_equal(one[part], other[part])
 
 
+def test_the_log_says_what_is_warmed_up_and_that_bf16_is_slow_on_a_cpu(
+    train_tiny: Callable[..., int], tmp_path: Path
+) -> None:
+    stages = "stages=[{epochs: 1, px: 32, min_area: 0.35, batch_size: 16, val_px: 32}]"
+    assert train_tiny(f"run_dir={tmp_path / 'run'}", stages, "trainer.precision=bf16", "schedule.warmup_epochs=0") == 0
+    words = (tmp_path / "run" / "train.log").read_text()
+    assert "before the clock starts: 32 px x 16\n" in words
+    assert "trainer.precision=fp32\n" in words
+
+
 def assert_equal(one: Any, other: Any) -> None:
     """Equal to the bit, through dicts and lists."""
     if isinstance(one, torch.Tensor):

@@ -54,6 +54,19 @@ class Arm:
     shapes: tuple[Shape, ...]
 
 
+@dataclass(frozen=True)
+class ShortRun:
+    """What is trained for a measurement.
+
+    Attributes:
+        run: Its settings.
+        fills: Rows of the stage table, zero-based, that are not counted: they fill caches.
+    """
+
+    run: ComposedRun
+    fills: frozenset[int] = frozenset()
+
+
 def build_arms(flags: StepFlags) -> list[Arm]:
     """Every combination of the values that are compared.
 
@@ -102,7 +115,7 @@ def choose_shapes(
 
 def measured_run(
     arm: Arm, *, repeats: int, steps: int, world_size: int, num_classes: int, extra_rows: int = 0
-) -> ComposedRun:
+) -> ShortRun:
     """The short run of an arm: a row of the stage table, of which one epoch is run, for each measurement.
 
     On random pixels the shapes take turns. On files each shape has FILL_EPOCHS rows more, at its start.
@@ -115,7 +128,7 @@ def measured_run(
         num_classes: Of random labels.
         extra_rows: Further turns of all shapes behind the counted ones, on random pixels.
     """
-    config = arm.run.config
+    config, fills = arm.run.config, frozenset[int]()
     if arm.data == "random":
         shapes = [shape for _ in range(repeats + extra_rows) for shape in arm.shapes]
         images = steps * max(shape.batch_size for shape in arm.shapes)
@@ -124,6 +137,7 @@ def measured_run(
         )
     else:
         shapes = [shape for shape in arm.shapes for _ in range(FILL_EPOCHS + repeats)]
+        fills = frozenset(row for row in range(len(shapes)) if row % (FILL_EPOCHS + repeats) < FILL_EPOCHS)
         data, steps = config.data, WHOLE_EPOCH
     rows = [_row(config, shape) for shape in shapes]
     # What the schedule and the optimizer do at an epoch of the recipe must find that epoch in the run.
@@ -139,7 +153,7 @@ def measured_run(
         resume=None,
         dry_run=False,
     )
-    return replace(arm.run, config=config)
+    return ShortRun(replace(arm.run, config=config), fills)
 
 
 def check_arms(arms: Sequence[Arm], *, bare: bool) -> World:
@@ -155,8 +169,8 @@ def check_arms(arms: Sequence[Arm], *, bare: bool) -> World:
     world = ranks_of(arms[0].run.config, "step")
     for arm in arms:
         classes = num_classes_of(arm.run, world)
-        run = measured_run(arm, repeats=1, steps=1, world_size=world.size, num_classes=classes)
-        planning.check_rooms(run.config)
+        short = measured_run(arm, repeats=1, steps=1, world_size=world.size, num_classes=classes)
+        planning.check_rooms(short.run.config)
     if bare and world.size > 1:
         raise ConfigError(Problem(f"--bare: the bare loop has one rank, not {world.size}", "leave --bare out"))
     if bare and any(arm.run.config.trainer.precision == "fp16" for arm in arms):

@@ -59,8 +59,9 @@ def data_command(arguments: Sequence[str]) -> None:
         require_writable(flags.json, "--json")
     from fasttrain.bench import data
 
-    outcome = data.bench_data(flags, runs, world)
-    publish("data", outcome, runs[0].run, arguments, world, clock=data.CLOCK, json=flags.json)
+    benchmark = data.DataBenchmark(flags, runs, world)
+    benchmark.measure()
+    publish("data", benchmark.outcome(), runs[0].run, arguments, world, clock=data.CLOCK, json=flags.json)
 
 
 def step_command(arguments: Sequence[str]) -> None:
@@ -75,8 +76,9 @@ def step_command(arguments: Sequence[str]) -> None:
         require_writable(flags.json, "--json")
     from fasttrain.bench import step
 
-    outcome = step.bench_step(flags, arms, world)
-    publish("step", outcome, arms[0].run, arguments, world, clock=step.CLOCK, json=flags.json)
+    benchmark = step.StepBenchmark(flags, arms, world)
+    benchmark.measure()
+    publish("step", benchmark.outcome(), arms[0].run, arguments, world, clock=step.CLOCK, json=flags.json)
 
 
 def publish(

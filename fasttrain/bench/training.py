@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ import torch
 import torch._dynamo
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from fasttrain.config.compose import ComposedRun
+from fasttrain.bench.arms import ShortRun
 from fasttrain.report.console import configure_logging, log
-from fasttrain.report.history import Row
+from fasttrain.report.history import History, Row
 from fasttrain.run import planning, training
 from fasttrain.strategy.world import World
 from fasttrain.trainer.checkpoints import Checkpoints
@@ -37,45 +37,53 @@ class Measured:
 
     Attributes:
         row: Of its history: px, batch size, images/s by the trainer's own meter.
-        profiled: Whether it was there to count launches; its images/s do not count.
+        fills: Whether it was there to fill caches.
+        profiled: Whether it was there to count launches.
         peak_bytes: Most memory that tensors took on this device; None on a CPU.
         launches: Calls that start work on the device, one step; None where they were not counted.
     """
 
     row: Row
+    fills: bool
     profiled: bool
     peak_bytes: int | None
     launches: float | None
 
+    @property
+    def rate(self) -> float | None:
+        """Images/s, where they count."""
+        return None if self.fills or self.profiled else self.row.images_per_second
 
-def train_briefly(run: ComposedRun, world: World, *, profile_from_epoch: int | None = None) -> list[Measured]:
-    """Train a run to its end and give one entry an epoch.
+
+Take = Callable[[Measured], None]
+
+
+def train_briefly(short: ShortRun, world: World, take: Take, *, profile_from_epoch: int | None = None) -> float:
+    """Train a run to its end; returns the seconds of the warm-up, compilation and capture in it.
 
     Args:
-        run: What to train; its checkpoints and reports are thrown away.
+        short: What to train; its checkpoints and reports are thrown away.
         world: This process's ranks.
+        take: Is called with each epoch as it ends.
         profile_from_epoch: First epoch (zero-based) in which launches are counted, on a GPU.
     """
-    clock = planning.begin_clock()
+    run, clock = short.run, planning.begin_clock()
     images = planning.scan_images(run.config, world)
     plan, schedule = planning.lay_out(run.config, images, world)
     planning.check_libraries(run.config, images)
     reset_device()
-    peaks, launches = PeakMemory(), LaunchCount(profile_from_epoch)
     with tempfile.TemporaryDirectory(prefix="fasttrain-bench-") as folder:
         (Path(folder) / "report").mkdir()
         parts = training.build(run, images, plan, schedule, world, Path(folder), None, clock)
         kept = [callback for callback in parts.callbacks if not isinstance(callback, LEFT_OUT)]
+        peaks, launches = PeakMemory(), LaunchCount(profile_from_epoch)
+        handing = HandOver(parts.report.history, peaks, launches, fills=short.fills, take=take)
         log.setLevel(logging.WARNING)
         try:
-            training.fit(replace(parts, callbacks=[*kept, peaks, launches]))
+            training.fit(replace(parts, callbacks=[*kept, peaks, launches, handing]))
         finally:
             configure_logging(None, world.rank)
-    first_profiled = len(plan.epochs) if profile_from_epoch is None else profile_from_epoch
-    return [
-        Measured(row, epoch >= first_profiled, peaks.of(epoch), launches.of(epoch))
-        for epoch, row in enumerate(parts.report.history.rows)
-    ]
+    return parts.report.clock.segments.get("warm-up", 0.0)
 
 
 def reset_device() -> None:
@@ -123,13 +131,16 @@ class LaunchCount(Callback):
         self._first_step = 0
         self._launches: dict[int, float] = {}
 
+    def wanted(self, epoch: int) -> bool:
+        """Whether launches are counted in a zero-based epoch."""
+        return self._first_epoch is not None and epoch >= self._first_epoch
+
     def of(self, epoch: int) -> float | None:
         """Launches of one step, of a zero-based epoch."""
         return self._launches.get(epoch)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        wanted = self._first_epoch is not None and trainer.current_epoch >= self._first_epoch and batch_idx == 0
-        if wanted and pl_module.device.type == "cuda":
+        if self.wanted(trainer.current_epoch) and batch_idx == 0 and pl_module.device.type == "cuda":
             assert isinstance(pl_module, ClassifierModule)
             self._first_step = pl_module.step
             self._profiler = torch.profiler.profile()
@@ -148,10 +159,23 @@ class LaunchCount(Callback):
         self._profiler = None
 
 
-def rates(measured: Sequence[Measured], px: int, batch_size: int) -> tuple[float, ...]:
-    """Images/s of the epochs of one shape that count."""
-    return tuple(
-        m.row.images_per_second
-        for m in measured
-        if (m.row.px, m.row.batch_size) == (px, batch_size) and not m.profiled and m.row.images_per_second is not None
-    )
+class HandOver(Callback):
+    """Gives each epoch away as soon as the report has it; acts after the callbacks that it asks."""
+
+    def __init__(
+        self, history: History, peaks: PeakMemory, launches: LaunchCount, *, fills: Collection[int], take: Take
+    ) -> None:
+        self._history, self._peaks, self._launches = history, peaks, launches
+        self._fills, self._take = fills, take
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epoch = trainer.current_epoch
+        self._take(
+            Measured(
+                self._history.rows[epoch],
+                fills=epoch in self._fills,
+                profiled=self._launches.wanted(epoch),
+                peak_bytes=self._peaks.of(epoch),
+                launches=self._launches.of(epoch),
+            )
+        )

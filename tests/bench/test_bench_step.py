@@ -58,6 +58,13 @@ def test_settings_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert ms["min"] == pytest.approx(1e3 * 8 / rate["max"])
         assert (f"Lightning's loop over the bare loop, {name}", "ratio of medians") in found
     out = capsys.readouterr().out
+    lines = [line.split(" | ") for line in out.splitlines() if line.startswith("round ")]
+    assert [line[:2] for line in lines] == [
+        [f"round {number}/2", optimizer] for number in (1, 2) for optimizer in ("sgd", "hybrid") for _ in range(2)
+    ]
+    assert all(line[2].startswith("32 px, batch 8: ") and line[2].endswith(" images/s") for line in lines[::2])
+    assert all(line[3].endswith(" s warm-up and compilation") for line in lines[::2])
+    assert all(line[2].startswith("bare loop, 32 px, batch 8: ") for line in lines[1::2])
     assert "training step, test_resnet, hybrid" in out
     assert "no roofline: unknown chip (CPU)" in out
     assert "launches not counted" in out
@@ -112,8 +119,8 @@ def test_every_combination_is_an_arm() -> None:
 
 def test_the_measured_run() -> None:
     (arm,) = build_arms(read_step_flags(["recipe=resnet50_dawnbench", "--px", "96,160", "--batch", "64"]))
-    run = measured_run(arm, repeats=2, steps=7, world_size=2, num_classes=1000, extra_rows=1)
-    config = run.config
+    short = measured_run(arm, repeats=2, steps=7, world_size=2, num_classes=1000, extra_rows=1)
+    config = short.run.config
     # The last row makes the run as long as the recipe, for rules that speak of its epochs.
     shapes = [(row.px, row.batch_size, row.epochs) for row in config.stages]
     assert shapes == [(96, 64, 1), (160, 64, 1), (96, 64, 1), (160, 64, 1), (96, 64, 1), (160, 64, 28)]

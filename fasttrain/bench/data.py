@@ -14,7 +14,7 @@ from fasttrain.bench.arguments import DataFlags
 from fasttrain.bench.data_parts import Parts
 from fasttrain.bench.data_report import BARE, DECODING, TOGETHER, PathResult, PxResult, report_needs, report_path
 from fasttrain.bench.data_runs import DataRun, step_arm
-from fasttrain.bench.figures import Outcome
+from fasttrain.bench.figures import Outcome, lacking
 from fasttrain.bench.first_pass import FirstPass, measure_first_pass, report_first_pass
 from fasttrain.bench.measure import drain, now
 from fasttrain.bench.progress import Watch, rate_text
@@ -59,7 +59,7 @@ class Bench:
 
 
 class DataBenchmark:
-    """Owns what ``bench data`` has measured; ``outcome`` tells of it at any time."""
+    """Owns what ``bench data`` has measured; ``outcome`` and ``missing`` tell of it at any time."""
 
     def __init__(self, flags: DataFlags, runs: Sequence[DataRun], world: World) -> None:
         self._flags, self._runs, self._world = flags, runs, world
@@ -98,6 +98,27 @@ class DataBenchmark:
         for first_pass in self._passes:
             report_first_pass(outcome, first_pass)
         return outcome
+
+    def missing(self) -> list[str]:
+        """What is still to be measured."""
+        found, flags = list[str](), self._flags
+        for px in self._sides if flags.need == "measure" else ():
+            found += lacking(f"need of the training step, {px} px", len(self._step_rates[px]), flags.repeats)
+        for path in self._paths:
+            comma = f", {path.run.label}" if path.run.label else ""
+            if path.run.caches:
+                found += lacking(f"pass that fills the cache{comma}", int(path.fill is not None), 1)
+            done = {result.px: result.repeats for result in path.sides}
+            for px in self._sides:
+                found += lacking(f"data path, {px} px{comma}", done.get(px, 0), flags.repeats)
+        gone_through = {changes.label: len(changes.lost_ms) for changes in self._changes}
+        for run in self._runs:
+            comma = f", {run.label}" if run.label else ""
+            found += lacking(f"stage changes{comma}", gone_through.get(run.label, 0), flags.stage_changes)
+        for first_pass in self._passes:
+            comma = f", {first_pass.label}" if first_pass.label else ""
+            found += lacking(f"first pass{comma}", len(first_pass.trained), flags.repeats)
+        return found
 
     def _needs(self) -> dict[int, float]:
         """Images/s of the training step by px, where they are known; empty where they are not wanted."""

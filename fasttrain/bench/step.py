@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fasttrain.bench.arguments import StepFlags
 from fasttrain.bench.arms import Arm, Shape, measured_run, num_classes_of
 from fasttrain.bench.bare_loop import time_bare_loop
-from fasttrain.bench.figures import Outcome
+from fasttrain.bench.figures import Outcome, lacking
 from fasttrain.bench.progress import Watch, rate_text
 from fasttrain.bench.step_report import ShapeResult, report_arm, report_files_over_random, report_recipe, shape_name
 from fasttrain.bench.training import Measured, Take, train_briefly
@@ -24,7 +24,7 @@ CLOCK = (
 
 
 class StepBenchmark:
-    """Owns what ``bench step`` has measured; ``outcome`` tells of it at any time."""
+    """Owns what ``bench step`` has measured; ``outcome`` and ``missing`` tell of it at any time."""
 
     def __init__(self, flags: StepFlags, arms: Sequence[Arm], world: World) -> None:
         self._flags, self._arms, self._world = flags, arms, world
@@ -58,6 +58,19 @@ class StepBenchmark:
         if flags.launches and not any(self._counts_launches(arm) for arm in self._arms):
             outcome.notes.append("launches not counted: they need a GPU and random pixels")
         return outcome
+
+    def missing(self) -> list[str]:
+        """What is still to be measured."""
+        found, wanted = [], self._flags.repeats
+        for arm in self._arms:
+            for shape in arm.shapes:
+                result, name = self._results[arm.label, shape], shape_name(shape, arm.label)
+                found += lacking(f"step, {name}", len(result.rates), wanted)
+                if self._flags.bare:
+                    found += lacking(f"bare loop, {name}", len(result.bare_rates), wanted)
+                if self._counts_launches(arm):
+                    found += lacking(f"launches a step, {name}", len(result.launches), len(self._rounds))
+        return found
 
     def _counts_launches(self, arm: Arm) -> bool:
         on_gpu = choose_accelerator(arm.run.config, self._world) == "gpu"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import tempfile
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import torch._dynamo
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fasttrain.bench.arms import ShortRun
+from fasttrain.errors import DeviceLost, Problem
 from fasttrain.report.console import configure_logging, log
 from fasttrain.report.history import History, Row
 from fasttrain.run import planning, training
@@ -22,10 +24,13 @@ from fasttrain.strategy.world import World
 from fasttrain.trainer.checkpoints import Checkpoints
 from fasttrain.trainer.fit import SignalsOn, StopAtTarget
 from fasttrain.trainer.module import ClassifierModule
+from fasttrain.trainer.signals import EXIT_CODES, StopSignals
 
-# Callbacks that a measured training does without: it writes no checkpoints, so it cannot be continued either, and
-# a signal ends it at once.
-LEFT_OUT = (Checkpoints, SignalsOn, StopAtTarget)
+# Callbacks that a measured training does without: it writes no checkpoints, so it cannot be continued either.
+LEFT_OUT = (Checkpoints, StopAtTarget)
+
+# What to do about a lost GPU where there is no checkpoint to go on from.
+LOST_FIX = "measure again, best with no other program on the GPU; trainer.capture=false and debug=true say more"
 
 # Names of CUDA's calls that start work, as the profiler shows them; a replayed graph is one call.
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
@@ -64,8 +69,11 @@ def train_briefly(short: ShortRun, world: World, take: Take, *, profile_from_epo
     Args:
         short: What to train; its checkpoints and reports are thrown away.
         world: This process's ranks.
-        take: Is called with each epoch as it ends.
+        take: Is called with each epoch as it ends: what a training had measured when it was stopped is not lost.
         profile_from_epoch: First epoch (zero-based) in which launches are counted, on a GPU.
+
+    Raises:
+        DeviceLost: The GPU failed.
     """
     run, clock = short.run, planning.begin_clock()
     images = planning.scan_images(run.config, world)
@@ -75,15 +83,36 @@ def train_briefly(short: ShortRun, world: World, take: Take, *, profile_from_epo
     with tempfile.TemporaryDirectory(prefix="fasttrain-bench-") as folder:
         (Path(folder) / "report").mkdir()
         parts = training.build(run, images, plan, schedule, world, Path(folder), None, clock)
-        kept = [callback for callback in parts.callbacks if not isinstance(callback, LEFT_OUT)]
+        signals = SignalsOfOthers()
+        kept = [callback for callback in parts.callbacks if not isinstance(callback, (*LEFT_OUT, SignalsOn))]
         peaks, launches = PeakMemory(), LaunchCount(profile_from_epoch)
         handing = HandOver(parts.report.history, peaks, launches, fills=short.fills, take=take)
+        callbacks = [SignalsOn(signals), *kept, peaks, launches, handing]
         log.setLevel(logging.WARNING)
         try:
-            training.fit(replace(parts, callbacks=[*kept, peaks, launches, handing]))
+            training.fit(replace(parts, signals=signals, callbacks=callbacks))
+        except DeviceLost as error:
+            # Its own advice is to go on from a checkpoint.
+            what = [Problem(problem.what, LOST_FIX) for problem in error.problems]
+            raise DeviceLost(what) from error
         finally:
             configure_logging(None, world.rank)
     return parts.report.clock.segments.get("warm-up", 0.0)
+
+
+class SignalsOfOthers(StopSignals):
+    """For a training whose signals are the benchmark's: the handlers of the moment are put back over Lightning's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handlers = {number: signal.getsignal(number) for number in EXIT_CODES}
+
+    def install(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def restore(self) -> None:
+        """They have stayed where they were."""
 
 
 def reset_device() -> None:

@@ -13,7 +13,7 @@ from fasttrain.bench.arguments import read_step_flags
 from fasttrain.bench.arms import BENCH_LR, Shape, build_arms, check_arms, measured_run
 from fasttrain.bench.training import count_launches
 from fasttrain.cli import main
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, DeviceLost, Problem
 
 SMALL = ["recipe=quickstart", "--px", "32", "--batch", "8", "--steps", "6", "trainer.accelerator=cpu"]
 KEYS = {
@@ -135,6 +135,20 @@ def test_random_labels_need_a_number_of_classes() -> None:
     words = ["recipe=quickstart", "data=imagefolder", "data.root=null", "data.num_classes=null"]
     with pytest.raises(ConfigError, match=r"data.num_classes=null[^\n]*\n[^\n]*data.num_classes=1000"):
         check_arms(build_arms(read_step_flags(words)), bare=False)
+
+
+def test_a_lost_gpu_is_not_told_to_go_on_from_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lose(*_: Any) -> None:
+        raise DeviceLost(Problem("the GPU gave up: x", "the same command with run_dir=y resume=auto goes on"))
+
+    monkeypatch.setattr("fasttrain.run.training.fit", lose)
+    monkeypatch.setattr("fasttrain.cli.leave_at_once", lambda code: None)
+    assert main(["bench", "step", *SMALL]) == 4
+    error = capsys.readouterr().err
+    assert error.startswith("environment error: the GPU gave up: x\n    fix: measure again")
+    assert "resume" not in error
 
 
 def test_calls_that_start_work_on_the_device() -> None:

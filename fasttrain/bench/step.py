@@ -13,13 +13,14 @@ from fasttrain.bench.progress import Watch, rate_text
 from fasttrain.bench.step_report import ShapeResult, report_arm, report_files_over_random, report_recipe, shape_name
 from fasttrain.bench.training import Measured, Take, train_briefly
 from fasttrain.errors import ConfigError, Problem
+from fasttrain.run import planning
 from fasttrain.strategy.check import choose_accelerator
 from fasttrain.strategy.world import World
 from fasttrain.trainer.meters import RATE_SKIP_STEPS
 
 CLOCK = (
-    "images over seconds of one epoch's steps by the trainer's own meter, the first 5 of each left out, the device "
-    "synchronised at both ends"
+    "images over seconds of one epoch's steps (--steps of them) by the trainer's own meter, the first 5 of each left "
+    "out, the device synchronised at both ends; on files after a whole epoch that is not counted"
 )
 
 
@@ -121,6 +122,7 @@ def measure_arm(
     arm: Arm, world: World, take: Take, *, repeats: int, steps: int, num_classes: int, launches: bool = False
 ) -> float:
     """One training of an arm, each epoch given to ``take``; returns the seconds of its warm-up."""
+    images = planning.scan_images(arm.run.config, world) if arm.data == "files" else None
     extra = int(launches and arm.data == "random")
     short = measured_run(
         arm,
@@ -129,9 +131,10 @@ def measure_arm(
         world_size=world.size,
         num_classes=num_classes,
         extra_rows=extra,
+        images=images,
     )
     profile_from = repeats * len(arm.shapes) if extra else None
-    return train_briefly(short, world, take, profile_from_epoch=profile_from)
+    return train_briefly(short, world, take, images=images, profile_from_epoch=profile_from)
 
 
 def rates_text(epochs: Sequence[Measured], shapes: Sequence[Shape]) -> str:

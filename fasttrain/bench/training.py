@@ -16,10 +16,13 @@ import torch._dynamo
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fasttrain.bench.arms import ShortRun
+from fasttrain.bench.fills import cut_epochs
+from fasttrain.data.scan import Scan
 from fasttrain.errors import DeviceLost, Problem
 from fasttrain.report.console import configure_logging, log
 from fasttrain.report.history import History, Row
 from fasttrain.run import planning, training
+from fasttrain.schedule.schedule import build_schedule
 from fasttrain.strategy.world import World
 from fasttrain.trainer.checkpoints import Checkpoints
 from fasttrain.trainer.fit import SignalsOn, StopAtTarget
@@ -63,21 +66,27 @@ class Measured:
 Take = Callable[[Measured], None]
 
 
-def train_briefly(short: ShortRun, world: World, take: Take, *, profile_from_epoch: int | None = None) -> float:
+def train_briefly(
+    short: ShortRun, world: World, take: Take, *, images: Scan | None = None, profile_from_epoch: int | None = None
+) -> float:
     """Train a run to its end; returns the seconds of the warm-up, compilation and capture in it.
 
     Args:
         short: What to train; its checkpoints and reports are thrown away.
         world: This process's ranks.
         take: Is called with each epoch as it ends: what a training had measured when it was stopped is not lost.
+        images: Of the run; None to look for them.
         profile_from_epoch: First epoch (zero-based) in which launches are counted, on a GPU.
 
     Raises:
         DeviceLost: The GPU failed.
     """
     run, clock = short.run, planning.begin_clock()
-    images = planning.scan_images(run.config, world)
-    plan, schedule = planning.lay_out(run.config, images, world)
+    if images is None:
+        images = planning.scan_images(run.config, world)
+    plan, _ = planning.lay_out(run.config, images, world)
+    plan = cut_epochs(plan, short.steps, fills=short.fills)
+    schedule = build_schedule(run.config, plan)
     planning.check_libraries(run.config, images)
     reset_device()
     with tempfile.TemporaryDirectory(prefix="fasttrain-bench-") as folder:
@@ -143,8 +152,16 @@ class PeakMemory(Callback):
             torch.cuda.reset_peak_memory_stats(pl_module.device)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if pl_module.device.type == "cuda":
-            self._peaks[trainer.current_epoch] = torch.cuda.max_memory_allocated(pl_module.device)
+        self._note(trainer.current_epoch, pl_module.device)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # After a validation, where the epoch had one.
+        if trainer.current_epoch not in self._peaks:
+            self._note(trainer.current_epoch, pl_module.device)
+
+    def _note(self, epoch: int, device: torch.device) -> None:
+        if device.type == "cuda":
+            self._peaks[epoch] = torch.cuda.max_memory_allocated(device)
 
 
 class LaunchCount(Callback):

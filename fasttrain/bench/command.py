@@ -16,6 +16,7 @@ from fasttrain.config.compose import ComposedRun
 from fasttrain.errors import ConfigError, Problem
 from fasttrain.report.console import configure_logging
 from fasttrain.report.files import require_writable, write_json
+from fasttrain.run.imports import spared_imports
 from fasttrain.strategy.world import World
 
 USAGE = """usage: fasttrain bench BENCH recipe=NAME [key=value ...] [flags]
@@ -60,8 +61,8 @@ def data_command(arguments: Sequence[str]) -> None:
         require_writable(flags.json, "--json")
 
     def begin() -> Benchmark:
-        from fasttrain.bench.data import DataBenchmark
-
+        with spared_imports():
+            from fasttrain.bench.data import DataBenchmark
         return DataBenchmark(flags, runs, world)
 
     def publish_data(outcome: Outcome) -> None:
@@ -84,8 +85,8 @@ def step_command(arguments: Sequence[str]) -> None:
         require_writable(flags.json, "--json")
 
     def begin() -> Benchmark:
-        from fasttrain.bench.step import StepBenchmark
-
+        with spared_imports():
+            from fasttrain.bench.step import StepBenchmark
         return StepBenchmark(flags, arms, world)
 
     def publish_step(outcome: Outcome) -> None:

@@ -59,7 +59,7 @@ class StepFlags:
         overrides: ``key=value`` words, as train.py takes them.
         px: Training px; None for the recipe's stages.
         batch: Images of a step over all ranks; None for the recipe's.
-        steps: Of each measurement.
+        steps: Of each measurement; an epoch of the files may have fewer.
         repeats: Measurements of each shape.
         rounds: Trainings over which they are spread, taking turns with the other settings and the bare loop;
             None: 2 where there is something to take turns with, else 1.
@@ -135,13 +135,17 @@ def read_step_flags(arguments: Sequence[str]) -> StepFlags:
     add = parser.add_argument
     add("--px", help="training px, e.g. 96,128 (default: a row for each stage of the recipe)")
     add("--batch", help="images of a step over all ranks (default: the recipe's)")
-    add("--steps", default="30", help="of each measurement; the first 5 are not counted (default: 30)")
+    add("--steps", default="30", help="of each measurement, on files too; the first 5 are not counted (default: 30)")
     add("--rounds", help="trainings that the repeats are spread over (default: 2 where anything is compared, else 1)")
     add("--precision", help="compare some of fp32,bf16,fp16")
     add("--compile", help="compare on,off")
     add("--capture", help="compare on,off")
     add("--optimizers", help="compare options of optimizer, e.g. sgd,hybrid")
-    add("--data", help="random (default: pixels on the device), files (the run's own, first epoch not counted)")
+    add(
+        "--data",
+        help="random (default: pixels on the device), files (the run's own; before they count, each training goes "
+        "through a whole epoch once for all px that its cache serves, and once for each px that it decodes)",
+    )
     add("--bare", action="store_true", help="set the same step in a bare loop beside Lightning's")
     add("--launches", action="store_true", help="count kernel launches a step (on a GPU)")
     given, read = parse(parser, arguments)

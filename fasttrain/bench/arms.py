@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fasttrain.bench.arguments import StepFlags
+from fasttrain.bench.fills import WHOLE_EPOCH, file_rows, served_px, with_own_cache
 from fasttrain.config.compose import ComposedRun, compose_run
 from fasttrain.config.schema import RunConfig, StageConfig
+from fasttrain.data.scan import Scan
 from fasttrain.errors import ConfigError, Problem
 from fasttrain.run import planning
 from fasttrain.strategy.world import World, find_world
@@ -17,11 +19,6 @@ from fasttrain.strategy.world import World, find_world
 # Learning rate of every measured step: random labels with a recipe's own could end in infinities, which a chip
 # multiplies faster than numbers.
 BENCH_LR = 1e-6
-
-# Epochs on files that are not counted, at each px: the first one fills caches.
-FILL_EPOCHS = 1
-# A bound on the steps of a stage that no epoch reaches: each stage is one whole epoch.
-WHOLE_EPOCH = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,21 @@ class Arm:
     run: ComposedRun
     data: str
     shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True)
+class ShortRun:
+    """What is trained for a measurement.
+
+    Attributes:
+        run: Its settings.
+        steps: Most steps of an epoch that is no fill.
+        fills: Rows of the stage table, zero-based, that are not counted: whole epochs, which fill caches.
+    """
+
+    run: ComposedRun
+    steps: int = WHOLE_EPOCH
+    fills: frozenset[int] = frozenset()
 
 
 def build_arms(flags: StepFlags) -> list[Arm]:
@@ -101,30 +113,46 @@ def choose_shapes(
 
 
 def measured_run(
-    arm: Arm, *, repeats: int, steps: int, world_size: int, num_classes: int, extra_rows: int = 0
-) -> ComposedRun:
+    arm: Arm,
+    *,
+    repeats: int,
+    steps: int,
+    world_size: int,
+    num_classes: int,
+    extra_rows: int = 0,
+    images: Scan | None = None,
+) -> ShortRun:
     """The short run of an arm: a row of the stage table, of which one epoch is run, for each measurement.
 
-    On random pixels the shapes take turns. On files each shape has FILL_EPOCHS rows more, at its start.
+    On random pixels the shapes take turns. On files one follows the other, with the fills that ``file_rows`` adds,
+    and only the last epoch is validated.
 
     Args:
         arm: What is trained.
         repeats: Measurements of each shape.
-        steps: Of each measurement; on files it is a whole epoch.
+        steps: Of each measurement; an epoch of the files may have fewer.
         world_size: Ranks.
         num_classes: Of random labels.
         extra_rows: Further turns of all shapes behind the counted ones, on random pixels.
+        images: Of an arm on files; None where it is only to be checked.
     """
-    config = arm.run.config
+    config, fills = arm.run.config, frozenset[int]()
     if arm.data == "random":
         shapes = [shape for _ in range(repeats + extra_rows) for shape in arm.shapes]
-        images = steps * max(shape.batch_size for shape in arm.shapes)
+        num_images = steps * max(shape.batch_size for shape in arm.shapes)
         data = replace(
-            without_cache(config).data, num_train=images, num_val=world_size, num_classes=num_classes, holdout_frac=0.0
+            without_cache(config).data,
+            num_train=num_images,
+            num_val=world_size,
+            num_classes=num_classes,
+            holdout_frac=0.0,
         )
+        trainer = replace(config.trainer, steps_per_stage=steps)
     else:
-        shapes = [shape for shape in arm.shapes for _ in range(FILL_EPOCHS + repeats)]
-        data, steps = config.data, WHOLE_EPOCH
+        served = served_px(config, [shape.px for shape in arm.shapes], images)
+        shapes, fills = file_rows(arm.shapes, repeats=repeats, served=served)
+        data = with_own_cache(config, images)
+        trainer = replace(config.trainer, steps_per_stage=WHOLE_EPOCH, validate_every_epochs=None)
     rows = [_row(config, shape) for shape in shapes]
     # What the schedule and the optimizer do at an epoch of the recipe must find that epoch in the run.
     rows[-1] = replace(rows[-1], epochs=sum(stage.epochs for stage in config.stages))
@@ -134,12 +162,12 @@ def measured_run(
         data=data,
         optimizer=replace(config.optimizer, lr=BENCH_LR),
         schedule=replace(config.schedule, warmup_epochs=0, end_lr=0),
-        trainer=replace(config.trainer, steps_per_stage=steps),
+        trainer=trainer,
         run_dir=None,
         resume=None,
         dry_run=False,
     )
-    return replace(arm.run, config=config)
+    return ShortRun(replace(arm.run, config=config), steps, fills)
 
 
 def check_arms(arms: Sequence[Arm], *, bare: bool) -> World:
@@ -155,8 +183,8 @@ def check_arms(arms: Sequence[Arm], *, bare: bool) -> World:
     world = ranks_of(arms[0].run.config, "step")
     for arm in arms:
         classes = num_classes_of(arm.run, world)
-        run = measured_run(arm, repeats=1, steps=1, world_size=world.size, num_classes=classes)
-        planning.check_rooms(run.config)
+        short = measured_run(arm, repeats=1, steps=1, world_size=world.size, num_classes=classes)
+        planning.check_rooms(short.run.config)
     if bare and world.size > 1:
         raise ConfigError(Problem(f"--bare: the bare loop has one rank, not {world.size}", "leave --bare out"))
     if bare and any(arm.run.config.trainer.precision == "fp16" for arm in arms):

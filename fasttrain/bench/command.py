@@ -11,10 +11,12 @@ from pathlib import Path
 
 from fasttrain.bench.arguments import read_data_flags, read_step_flags
 from fasttrain.bench.figures import Outcome, document
+from fasttrain.bench.stopping import Benchmark, measure_and_publish
 from fasttrain.config.compose import ComposedRun
 from fasttrain.errors import ConfigError, Problem
 from fasttrain.report.console import configure_logging
 from fasttrain.report.files import require_writable, write_json
+from fasttrain.run.imports import spared_imports
 from fasttrain.strategy.world import World
 
 USAGE = """usage: fasttrain bench BENCH recipe=NAME [key=value ...] [flags]
@@ -57,10 +59,18 @@ def data_command(arguments: Sequence[str]) -> None:
     configure_logging(None, world.rank)
     if flags.json is not None and world.rank == 0:
         require_writable(flags.json, "--json")
-    from fasttrain.bench import data
 
-    outcome = data.bench_data(flags, runs, world)
-    publish("data", outcome, runs[0].run, arguments, world, clock=data.CLOCK, json=flags.json)
+    def begin() -> Benchmark:
+        with spared_imports():
+            from fasttrain.bench.data import DataBenchmark
+        return DataBenchmark(flags, runs, world)
+
+    def publish_data(outcome: Outcome) -> None:
+        from fasttrain.bench.data import CLOCK
+
+        publish("data", outcome, runs[0].run, arguments, world, clock=CLOCK, json=flags.json)
+
+    measure_and_publish(begin, publish_data, world)
 
 
 def step_command(arguments: Sequence[str]) -> None:
@@ -73,10 +83,18 @@ def step_command(arguments: Sequence[str]) -> None:
     configure_logging(None, world.rank)
     if flags.json is not None and world.rank == 0:
         require_writable(flags.json, "--json")
-    from fasttrain.bench import step
 
-    outcome = step.bench_step(flags, arms, world)
-    publish("step", outcome, arms[0].run, arguments, world, clock=step.CLOCK, json=flags.json)
+    def begin() -> Benchmark:
+        with spared_imports():
+            from fasttrain.bench.step import StepBenchmark
+        return StepBenchmark(flags, arms, world)
+
+    def publish_step(outcome: Outcome) -> None:
+        from fasttrain.bench.step import CLOCK
+
+        publish("step", outcome, arms[0].run, arguments, world, clock=CLOCK, json=flags.json)
+
+    measure_and_publish(begin, publish_step, world)
 
 
 def publish(
@@ -89,9 +107,7 @@ def publish(
     clock: str,
     json: Path | None,
 ) -> None:
-    """Print the outcome with the machine that gave it, on rank 0, and write the record."""
-    if world.rank != 0:
-        return
+    """Print the outcome with the machine that gave it, and write the record; on rank 0 alone."""
     from fasttrain.report.machine import describe_machine
     from fasttrain.strategy.check import choose_accelerator
 
@@ -108,7 +124,7 @@ def publish(
         }
         recipe, overrides = run.config.recipe, [word for word in arguments if not word.startswith("recipe=")]
         write_json(json, document(bench, outcome, recipe=recipe, overrides=overrides, machine=facts, clock=clock))
-        print(f"record: {json}")
+        print(f"record: {json}", flush=True)
 
 
 def ddp_command(arguments: Sequence[str]) -> None:

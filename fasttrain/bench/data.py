@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from fasttrain.bench import data_parts, stage_change
 from fasttrain.bench.arguments import DataFlags
-from fasttrain.bench.bottleneck import find_bottleneck
 from fasttrain.bench.data_parts import Parts
+from fasttrain.bench.data_report import BARE, DECODING, TOGETHER, PathResult, PxResult, report_needs, report_path
 from fasttrain.bench.data_runs import DataRun, step_arm
-from fasttrain.bench.figures import Figure, Outcome, table
-from fasttrain.bench.first_pass import measure_first_pass
-from fasttrain.bench.measure import Drained, drain, now
-from fasttrain.bench.step import measure_arm
-from fasttrain.bench.training import rates, reset_device
+from fasttrain.bench.figures import Outcome, lacking
+from fasttrain.bench.first_pass import FirstPass, measure_first_pass, report_first_pass
+from fasttrain.bench.measure import drain, now
+from fasttrain.bench.progress import Watch, rate_text
+from fasttrain.bench.stage_change import StageChanges
+from fasttrain.bench.step import measure_arm, rates_text, within
+from fasttrain.bench.training import Measured, reset_device
 from fasttrain.data.backend_choice import start_backend
 from fasttrain.data.path import DataPath, build_data_path
 from fasttrain.data.scan import Scan
@@ -35,12 +37,6 @@ CLOCK = (
 
 # Steps of each measurement of the training step.
 STEP_STEPS = 25
-
-TOGETHER = "train_epoch"
-DECODING, BARE = "DALI path of fasttrain", "bare DALI"
-
-# What the path as a whole is made of, by its back end, where no cache stands in between.
-USED = {"dali": ("headers", "backend"), "torchvision": ("read", "backend")}
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,104 @@ class Bench:
     device: torch.device
 
 
-def bench_data(flags: DataFlags, runs: Sequence[DataRun], world: World) -> Outcome:
-    """Measure what the flags ask for.
+class DataBenchmark:
+    """Owns what ``bench data`` has measured; ``outcome`` and ``missing`` tell of it at any time."""
+
+    def __init__(self, flags: DataFlags, runs: Sequence[DataRun], world: World) -> None:
+        self._flags, self._runs, self._world = flags, runs, world
+        self._sides = [stage.px for stage in runs[0].run.config.stages]
+        self._step_rates: dict[int, list[float]] = {px: [] for px in self._sides}
+        self._paths = [PathResult(run) for run in runs]
+        self._changes: list[StageChanges] = []
+        self._passes = [FirstPass(run.label, self._sides[0]) for run in runs if flags.first_pass]
+
+    def measure(self) -> None:
+        """Measure what the flags ask for.
+
+        Raises:
+            ConfigError: A batch larger than the set.
+        """
+        bench = begin(self._flags, self._runs, self._world)
+        if self._flags.need == "measure":
+            self._measure_step(bench)
+        for result in self._paths:
+            measure_path(bench, result, parts_too=result is self._paths[0])
+        for run in self._runs if self._flags.stage_changes else ():
+            self._measure_changes(bench, run)
+        for run, first_pass in zip(self._runs, self._passes, strict=False):
+            measure_first_pass(first_pass, run, self._flags, self._world, bench.device)
+
+    def outcome(self) -> Outcome:
+        """Figures, tables and verdicts of what is measured."""
+        outcome, needs = Outcome(), self._needs()
+        for path in self._paths:
+            report_path(outcome, path, needs, self._flags.batch)
+        if self._flags.need == "measure":
+            told = {result.px for path in self._paths for result in path.sides if result.rates()}
+            report_needs(outcome, {px: need for px, need in needs.items() if px not in told})
+        for changes in self._changes:
+            stage_change.report(outcome, changes)
+        for first_pass in self._passes:
+            report_first_pass(outcome, first_pass)
+        return outcome
+
+    def missing(self) -> list[str]:
+        """What is still to be measured."""
+        found, flags = list[str](), self._flags
+        for px in self._sides if flags.need == "measure" else ():
+            found += lacking(f"need of the training step, {px} px", len(self._step_rates[px]), flags.repeats)
+        for path in self._paths:
+            comma = f", {path.run.label}" if path.run.label else ""
+            if path.run.caches:
+                found += lacking(f"pass that fills the cache{comma}", int(path.fill is not None), 1)
+            done = {result.px: result.repeats for result in path.sides}
+            for px in self._sides:
+                found += lacking(f"data path, {px} px{comma}", done.get(px, 0), flags.repeats)
+        gone_through = {changes.label: len(changes.lost_ms) for changes in self._changes}
+        for run in self._runs:
+            comma = f", {run.label}" if run.label else ""
+            found += lacking(f"stage changes{comma}", gone_through.get(run.label, 0), flags.stage_changes)
+        for first_pass in self._passes:
+            comma = f", {first_pass.label}" if first_pass.label else ""
+            found += lacking(f"first pass{comma}", len(first_pass.trained), flags.repeats)
+        return found
+
+    def _needs(self) -> dict[int, float]:
+        """Images/s of the training step by px, where they are known; empty where they are not wanted."""
+        need = self._flags.need
+        if not isinstance(need, str):
+            return dict(zip(self._sides, need, strict=True))
+        return {px: statistics.median(rates) for px, rates in self._step_rates.items() if rates}
+
+    def _measure_step(self, bench: Bench) -> None:
+        arm, epochs, watch = step_arm(self._flags, bench.run.run.config), list[Measured](), Watch()
+
+        def take(epoch: Measured) -> None:
+            epochs.append(epoch)
+            if epoch.rate is not None:
+                self._step_rates[epoch.row.px].append(epoch.rate)
+
+        num_classes = bench.images.num_classes
+        warmup_s = measure_arm(
+            arm, self._world, take, repeats=self._flags.repeats, steps=STEP_STEPS, num_classes=num_classes
+        )
+        reset_device()
+        watch.say("need of the training step", rates_text(epochs, arm.shapes), within=within(epochs, warmup_s))
+
+    def _measure_changes(self, bench: Bench, run: DataRun) -> None:
+        changes = StageChanges(run.label, on_gpu=bench.device.type == "cuda")
+        self._changes.append(changes)
+        with opened_path(bench, run) as path:
+            if run.caches:
+                fill(bench, path, run)
+            watch = Watch()
+            stage_change.measure(changes, path, bench.plan, self._flags, self._needs(), bench.device)
+        lost = statistics.median(changes.lost_ms)
+        watch.say(f"stage changes: {len(changes.lost_ms)}", run.label, f"{lost:.1f} ms lost by one")
+
+
+def begin(flags: DataFlags, runs: Sequence[DataRun], world: World) -> Bench:
+    """Look for the images and choose the device.
 
     Raises:
         ConfigError: A batch larger than the set.
@@ -75,35 +167,10 @@ def bench_data(flags: DataFlags, runs: Sequence[DataRun], world: World) -> Outco
         raise ConfigError(Problem(f"--batch {flags.batch}: the set has {images.num_train} training images", fix))
     plan, _ = planning.lay_out(config, images, world)
     on_gpu = choose_accelerator(config, world) == "gpu"
-    bench = Bench(flags, runs[0], images, plan, torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
+    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
     if on_gpu:
-        torch.cuda.set_device(bench.device)
-    outcome = Outcome()
-    needs = step_needs(bench, world)
-    _measure_rates(outcome, bench, runs, needs)
-    if flags.stage_changes:
-        for run in runs:
-            with opened_path(bench, run) as path:
-                if run.caches:
-                    fill(bench, path)
-                stage_change.measure(outcome, path, plan, flags, run.label, needs, bench.device)
-    if flags.first_pass:
-        for run in runs:
-            measure_first_pass(outcome, run, flags, world, bench.device)
-    return outcome
-
-
-def step_needs(bench: Bench, world: World) -> dict[int, float]:
-    """Images/s of the training step by px; empty where they are not wanted."""
-    flags, sides = bench.flags, [stage.px for stage in bench.run.run.config.stages]
-    if flags.need == "none":
-        return {}
-    if not isinstance(flags.need, str):
-        return dict(zip(sides, flags.need, strict=True))
-    arm = step_arm(flags, bench.run.run.config)
-    measured = measure_arm(arm, world, repeats=flags.repeats, steps=STEP_STEPS, num_classes=bench.images.num_classes)
-    reset_device()
-    return {px: statistics.median(rates(measured, px, flags.batch)) for px in sides}
+        torch.cuda.set_device(device)
+    return Bench(flags, runs[0], images, plan, device)
 
 
 @contextlib.contextmanager
@@ -118,18 +185,17 @@ def opened_path(bench: Bench, run: DataRun) -> Iterator[DataPath]:
         reset_device()
 
 
-def _measure_rates(outcome: Outcome, bench: Bench, runs: Sequence[DataRun], needs: Mapping[int, float]) -> None:
-    """Every run's path as a whole, px by px, and with the first run all parts alone."""
-    for run in runs:
-        parts_too = run is runs[0]
-        with opened_path(bench, run) as path, opened_parts(bench, wanted=parts_too) as parts:
-            if run.caches:
-                name = _name("pass that fills the cache, without training", bench.plan.epochs[0].px, run)
-                outcome.figures.append(Figure(name, "images/s", (fill(bench, path),)))
-            for px in dict.fromkeys(epoch.px for epoch in bench.plan.epochs):
-                _one_px(outcome, bench, run, path, parts, px=px, need=needs.get(px))
-            if parts is not None:
-                outcome.notes += parts.left_out
+def measure_path(bench: Bench, result: PathResult, *, parts_too: bool) -> None:
+    """A run's path as a whole, px by px, and with ``parts_too`` all its parts alone."""
+    run = result.run
+    with opened_path(bench, run) as path, opened_parts(bench, wanted=parts_too) as parts:
+        result.backend = path.backend.name
+        if parts is not None:
+            result.notes += parts.left_out
+        if run.caches:
+            result.fill = bench.plan.epochs[0].px, fill(bench, path, run)
+        for px in dict.fromkeys(epoch.px for epoch in bench.plan.epochs):
+            measure_px(bench, result, path, parts, px)
 
 
 @contextlib.contextmanager
@@ -145,27 +211,21 @@ def opened_parts(bench: Bench, *, wanted: bool) -> Iterator[Parts | None]:
         backend.close()
 
 
-def fill(bench: Bench, path: DataPath) -> float:
+def fill(bench: Bench, path: DataPath, run: DataRun) -> float:
     """Images/s of the pass that fills a cache, without training."""
-    epoch = bench.plan.epochs[0]
+    epoch, watch = bench.plan.epochs[0], Watch()
     started = now(bench.device)
     for _ in path.train_epoch(epoch):
         pass
-    return epoch.images / (now(bench.device) - started)
+    rate = epoch.images / (now(bench.device) - started)
+    watch.say("pass that fills the cache", run.label, f"{epoch.px} px: {rate_text(rate)}")
+    return rate
 
 
-def _one_px(
-    outcome: Outcome,
-    bench: Bench,
-    run: DataRun,
-    path: DataPath,
-    parts: Parts | None,
-    *,
-    px: int,
-    need: float | None,
-) -> None:
-    """Figures, table and verdict of one px."""
-    flags, epochs = bench.flags, [epoch for epoch in bench.plan.epochs if epoch.px == px]
+def measure_px(bench: Bench, result: PathResult, path: DataPath, parts: Parts | None, px: int) -> None:
+    """All that is drained at one px, the parts taking turns."""
+    flags, run, watch = bench.flags, result.run, Watch()
+    epochs = [epoch for epoch in bench.plan.epochs if epoch.px == px]
     streams = {} if parts is None else parts.streams(epochs[0], flags.batch)
     streams[TOGETHER] = data_parts.through_path(path, epochs)
     # The path as it decodes, whatever the run caches.
@@ -175,37 +235,14 @@ def _one_px(
             streams[ours] = parts.through_backend(epochs[0], flags.batch)
         like = parts.backend if run.caches else path.backend
         streams[BARE] = parts.bare_dali(epochs[0], flags.batch, like)
-    drained: dict[str, list[Drained]] = {name: [] for name in streams}
-    for _ in range(flags.repeats):
-        for name, batches in streams.items():
-            drained[name].append(drain(batches, flags.seconds, bench.device))
-    for batches in streams.values():
-        batches.close()
-    measured = {name: [one.rate for one in values] for name, values in drained.items()}
-    figures = [Figure(_name(name, px, run), "images/s", tuple(values)) for name, values in measured.items()]
-    figures += [
-        Figure(f"host time of {_name(name, px, run)}", "us/image", tuple(one.host_us for one in values))
-        for name, values in drained.items()
-    ]
-    if BARE in measured:
-        ratios = tuple(a / b for a, b in zip(measured[ours], measured[BARE], strict=True))
-        figures.append(Figure(_name("DALI path of fasttrain over bare DALI", px, run), "ratio", ratios))
-    if need is not None:
-        figures.append(Figure(_name("need of the training step", px, run), "images/s", (need,)))
-    outcome.figures += figures
-    rows = [[figure.name, figure.unit, str(len(figure.values)), figure.text()] for figure in figures]
-    title = f"data path, {px} px, batch {flags.batch}, {path.backend.name}{_comma(run.label)}"
-    outcome.tables.append(table(title, ["part", "unit", "n", "median [min .. max]"], rows))
-    medians = {name: statistics.median(values) for name, values in measured.items()}
-    used = () if run.caches else USED.get(path.backend.name, ())
-    alone = {name: medians[name] for name in used if name in medians}
-    verdict = find_bottleneck(alone, medians[TOGETHER], need)
-    outcome.verdicts[f"{px} px{_comma(run.label)}"] = verdict.sentence()
-
-
-def _name(what: str, px: int, run: DataRun) -> str:
-    return f"{what}, {px} px{_comma(run.label)}"
-
-
-def _comma(label: str) -> str:
-    return f", {label}" if label else ""
+    side = PxResult(px, ours, {name: [] for name in streams})
+    result.sides.append(side)
+    try:
+        for _ in range(flags.repeats):
+            for name, batches in streams.items():
+                side.drained[name].append(drain(batches, flags.seconds, bench.device))
+    finally:
+        for batches in streams.values():
+            batches.close()
+    medians = [f"{name} {rate_text(statistics.median(rates))}" for name, rates in side.rates().items()]
+    watch.say("data path", run.label, f"{px} px: {'; '.join(medians)}")

@@ -47,6 +47,23 @@ class Figure:
         return f"{number(self.median)} [{number(min(self.values))} .. {number(max(self.values))}]"
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Why a benchmark ended before its end.
+
+    Attributes:
+        why: In a few words.
+        missing: What was still to be measured, at least one, with how much of it there is.
+    """
+
+    why: str
+    missing: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """For the notes."""
+        return f"cut short, not all was measured ({self.why}); missing: {'; '.join(self.missing)}"
+
+
 @dataclass
 class Outcome:
     """What a benchmark gave.
@@ -56,18 +73,25 @@ class Outcome:
         tables: As they are printed.
         notes: What a reader must know to read the figures: sources, what was left out and why.
         verdicts: Conclusions, label to sentence.
+        cut: What ended it early; None where all was measured.
     """
 
     figures: list[Figure] = field(default_factory=list)
     tables: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     verdicts: dict[str, str] = field(default_factory=dict)
+    cut: Cut | None = None
 
     def text(self) -> str:
         """All of it for the terminal."""
+        heading = "" if self.cut is None else f"CUT SHORT, not all was measured: {self.cut.why}"
         verdicts = [f"{label}: {sentence}" for label, sentence in self.verdicts.items()]
-        notes = [f"note: {note}" for note in self.notes]
-        return "\n\n".join(part for part in (*self.tables, "\n".join(verdicts), "\n".join(notes)) if part)
+        notes = [f"note: {note}" for note in self.all_notes()]
+        return "\n\n".join(part for part in (heading, *self.tables, "\n".join(verdicts), "\n".join(notes)) if part)
+
+    def all_notes(self) -> list[str]:
+        """The notes, behind the one about what is missing."""
+        return [*([self.cut.sentence()] if self.cut else []), *self.notes]
 
 
 def document(
@@ -82,7 +106,11 @@ def document(
         overrides: ``key=value`` words and flags of the command line.
         machine: ``command``, ``commit``, ``hardware``, ``versions``.
         clock: What was timed and how, in a sentence.
+
+    Returns:
+        With ``cut_short`` only where not all was measured.
     """
+    cut = {} if outcome.cut is None else {"cut_short": {"why": outcome.cut.why, "missing": list(outcome.cut.missing)}}
     return {
         "schema": SCHEMA,
         "bench": bench,
@@ -90,10 +118,16 @@ def document(
         "overrides": list(overrides),
         **machine,
         "clock": clock,
+        **cut,
         "figures": [figure.row() for figure in outcome.figures],
         "verdicts": dict(outcome.verdicts),
-        "notes": list(outcome.notes),
+        "notes": outcome.all_notes(),
     }
+
+
+def lacking(what: str, have: int, wanted: int) -> list[str]:
+    """An entry for the list of what is missing; none where all is there."""
+    return [] if have >= wanted else [f"{what} ({have} of {wanted})"]
 
 
 def number(value: float) -> str:

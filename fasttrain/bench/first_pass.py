@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from fasttrain.bench.arguments import DataFlags
-from fasttrain.bench.arms import BENCH_LR, without_cache
+from fasttrain.bench.arms import BENCH_LR, ShortRun, without_cache
 from fasttrain.bench.data_runs import DataRun
 from fasttrain.bench.figures import Figure, Outcome, table
 from fasttrain.bench.measure import now
-from fasttrain.bench.training import train_briefly
+from fasttrain.bench.progress import Watch, rate_text
+from fasttrain.bench.training import Measured, train_briefly
 from fasttrain.config.compose import ComposedRun
 from fasttrain.data.path import build_data_path
 from fasttrain.errors import ConfigError, Problem
@@ -32,28 +33,58 @@ def first_pass_run(run: ComposedRun) -> ComposedRun:
     return replace(run, config=config)
 
 
-def measure_first_pass(outcome: Outcome, run: DataRun, flags: DataFlags, world: World, device: torch.device) -> None:
-    """Measure both, taking turns, each time with nothing in any cache, and add the figures.
+@dataclass
+class FirstPass:
+    """What the first pass of one run gave, as far as it has been measured.
+
+    Attributes:
+        label: Of the run.
+        px: Of its first stage.
+        decoded: Images/s of decoding alone.
+        trained: Images/s of decoding, filling the cache and training; each one after the same one of ``decoded``.
+    """
+
+    label: str
+    px: int
+    decoded: list[float] = field(default_factory=list)
+    trained: list[float] = field(default_factory=list)
+
+
+def measure_first_pass(result: FirstPass, run: DataRun, flags: DataFlags, world: World, device: torch.device) -> None:
+    """Measure both, taking turns, each time with nothing in any cache.
 
     Raises:
         ConfigError: An epoch has too few steps to time any.
     """
     short = first_pass_run(run.run)
     uncached = replace(short, config=without_cache(short.config))
-    stage = short.config.stages[0]
-    trained, decoded = [], []
-    for _ in range(flags.repeats):
-        decoded.append(decode_only(uncached, world, device))
-        (epoch,) = train_briefly(short, world)
-        assert epoch.row.images_per_second is not None, "decode_only has seen to it that there are steps to time"
-        trained.append(epoch.row.images_per_second)
-    suffix = f", {stage.px} px" + (f", {run.label}" if run.label else "")
-    ratios = tuple(t / d for t, d in zip(trained, decoded, strict=True))
+    for turn in range(1, flags.repeats + 1):
+        watch = Watch()
+        result.decoded.append(decode_only(uncached, world, device))
+        epochs = list[Measured]()
+        train_briefly(ShortRun(short), world, epochs.append)
+        (epoch,) = epochs
+        assert epoch.rate is not None, "decode_only has seen to it that there are steps to time"
+        result.trained.append(epoch.rate)
+        rates = f"decode, fill, train {rate_text(epoch.rate)}; decode only {rate_text(result.decoded[-1])}"
+        watch.say(f"first pass {turn}/{flags.repeats}", run.label, f"{result.px} px: {rates}")
+
+
+def report_first_pass(outcome: Outcome, result: FirstPass) -> None:
+    """Add the figures and the table of a run, where it has any."""
+    suffix = f", {result.px} px" + (f", {result.label}" if result.label else "")
+    ratios = tuple(t / d for t, d in zip(result.trained, result.decoded, strict=False))
     figures = [
-        Figure(f"first pass: decode, fill, train{suffix}", "images/s", tuple(trained)),
-        Figure(f"decode only{suffix}", "images/s", tuple(decoded)),
-        Figure(f"first pass over decode only{suffix}", "ratio", ratios),
+        Figure(name, unit, tuple(values))
+        for name, unit, values in (
+            (f"first pass: decode, fill, train{suffix}", "images/s", result.trained),
+            (f"decode only{suffix}", "images/s", result.decoded),
+            (f"first pass over decode only{suffix}", "ratio", ratios),
+        )
+        if values
     ]
+    if not figures:
+        return
     outcome.figures += figures
     rows = [[figure.name, figure.unit, str(len(figure.values)), figure.text()] for figure in figures]
     outcome.tables.append(table(f"first pass{suffix}", ["figure", "unit", "n", "median [min .. max]"], rows))

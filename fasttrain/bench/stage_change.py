@@ -7,8 +7,8 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -35,11 +35,35 @@ class Visit:
         px: Of its images.
         first_s: From the last batch before it to its own first one, seconds.
         intervals_s: From each batch to the next, seconds, without the first SKIP_STEPS.
+        device_mib: Memory in use on the device meanwhile, by all processes; 0 on a CPU.
+        resident_mib: Memory of this process.
     """
 
     px: int
     first_s: float
     intervals_s: tuple[float, ...]
+    device_mib: float = 0.0
+    resident_mib: float = 0.0
+
+
+@dataclass
+class StageChanges:
+    """What one run's changes of px cost, as far as they have been gone through.
+
+    Attributes:
+        label: Of the run.
+        on_gpu: Whether there is a device with memory of its own.
+        visits: Stages in order; each but the first begins with a change.
+    """
+
+    label: str
+    on_gpu: bool
+    visits: list[Visit] = field(default_factory=list)
+
+    @property
+    def lost_ms(self) -> tuple[float, ...]:
+        """Of each change."""
+        return tuple(1e3 * lost_seconds(before, after) for before, after in itertools.pairwise(self.visits))
 
 
 def lost_seconds(before: Visit, after: Visit) -> float:
@@ -51,40 +75,34 @@ def lost_seconds(before: Visit, after: Visit) -> float:
 
 
 def measure(
-    outcome: Outcome,
+    changes: StageChanges,
     path: DataPath,
     plan: Plan,
     flags: DataFlags,
-    label: str,
     needs: Mapping[int, float],
     device: torch.device,
 ) -> None:
-    """Go through ``flags.stage_changes`` changes of px and add what they cost.
+    """Go through ``flags.stage_changes`` changes of px.
 
     Args:
-        outcome: Takes figures and table.
+        changes: Takes each stage once it is gone through.
         path: The data path, with whatever caches it has filled or not.
         plan: A stage for each px.
-        label: Of the run.
+        flags: Of the command line.
         needs: Images/s of the step by px, for which the consumer sleeps; without them it takes batch after batch.
         device: Of the path.
     """
     sides = list(dict.fromkeys(epoch.px for epoch in plan.epochs))
     left = {px: [epoch for epoch in plan.epochs if epoch.px == px] for px in sides}
-    visits: list[Visit] = []
-    memory: list[tuple[float, float]] = []
     last: float | None = None
     for visit in range(flags.stage_changes + 1):
         px = sides[visit % len(sides)]
         step_s = flags.batch / needs[px] if px in needs else 0.0
-        times, used = _go_through(path, left[px], step_s, device)
+        times, (device_mib, resident_mib) = _go_through(path, left[px], step_s, device)
         first_s = 0.0 if last is None else times[0] - last
         intervals = [later - earlier for earlier, later in itertools.pairwise(times)]
-        visits.append(Visit(px, first_s, tuple(intervals[SKIP_STEPS:])))
+        changes.visits.append(Visit(px, first_s, tuple(intervals[SKIP_STEPS:]), device_mib, resident_mib))
         last = times[-1]
-        memory.append(used)
-    lost = tuple(1e3 * lost_seconds(a, b) for a, b in itertools.pairwise(visits))
-    _report(outcome, lost, memory, label, flags.stage_changes, device)
 
 
 def _go_through(
@@ -108,24 +126,19 @@ def _go_through(
     return times, memory
 
 
-def _report(
-    outcome: Outcome,
-    lost_ms: Sequence[float],
-    memory: Sequence[tuple[float, float]],
-    label: str,
-    changes: int,
-    device: torch.device,
-) -> None:
-    suffix = f", {label}" if label else ""
-    figures = [Figure(f"training time lost by a stage change{suffix}", "ms", tuple(lost_ms))]
-    kinds = ["resident memory of the process"]
-    if device.type == "cuda":
-        kinds.insert(0, "device memory in use")
-    for kind in kinds:
-        column = 1 if kind.startswith("resident") else 0
-        for count in dict.fromkeys((1, changes)):
-            figures.append(Figure(f"{kind} after {_changes(count)}{suffix}", "MiB", (memory[count][column],)))
-        growth = memory[changes][column] / memory[1][column] - 1
+def report(outcome: Outcome, changes: StageChanges) -> None:
+    """Add the figures and the table of a run's changes, where it has gone through any."""
+    lost_ms, suffix = changes.lost_ms, f", {changes.label}" if changes.label else ""
+    if not lost_ms:
+        return
+    figures = [Figure(f"training time lost by a stage change{suffix}", "ms", lost_ms)]
+    memory = {"resident memory of the process": [visit.resident_mib for visit in changes.visits]}
+    if changes.on_gpu:
+        memory = {"device memory in use": [visit.device_mib for visit in changes.visits], **memory}
+    for kind, used in memory.items():
+        for count in dict.fromkeys((1, len(lost_ms))):
+            figures.append(Figure(f"{kind} after {_changes(count)}{suffix}", "MiB", (used[count],)))
+        growth = used[len(lost_ms)] / used[1] - 1
         figures.append(Figure(f"{kind}: growth from the first change to the last{suffix}", "fraction", (growth,)))
     outcome.figures += figures
     rows = [[figure.name, figure.unit, str(len(figure.values)), figure.text()] for figure in figures]

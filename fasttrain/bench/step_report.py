@@ -12,6 +12,7 @@ from fasttrain.bench.arms import Arm, Shape
 from fasttrain.bench.figures import Figure, Outcome, number, table
 from fasttrain.bench.roofline import CHIPS, COUNTING, count_work, least_seconds
 from fasttrain.bench.stage_times import stage_times
+from fasttrain.bench.training import Measured
 from fasttrain.model.build import build_model
 from fasttrain.report.result import cost_usd, duration
 from fasttrain.stages import accumulation, build_plan
@@ -45,20 +46,31 @@ class ShapeResult:
     peak_bytes: list[int] = field(default_factory=list)
     launches: list[float] = field(default_factory=list)
 
+    def add(self, epoch: Measured) -> None:
+        """Take what an epoch gave; nothing of one that only fills caches."""
+        if epoch.rate is not None:
+            self.rates.append(epoch.rate)
+        if epoch.peak_bytes is not None and not (epoch.fills or epoch.profiled):
+            self.peak_bytes.append(epoch.peak_bytes)
+        if epoch.launches is not None:
+            self.launches.append(epoch.launches)
+
 
 # By label of the arm and shape.
 Results = Mapping[tuple[str, Shape], ShapeResult]
 
 
 def report_arm(outcome: Outcome, arm: Arm, results: Results, world: World, *, num_classes: int) -> None:
-    """Add the figures and the table of one arm."""
+    """Add the figures and the table of one arm; shapes that have no rate yet are left out."""
+    measured = [shape for shape in arm.shapes if results[arm.label, shape].rates]
+    if not measured:
+        return
     precision = arm.run.config.trainer.precision
     on_gpu = choose_accelerator(arm.run.config, world) == "gpu"
-    least = _least_seconds(outcome, arm, world, num_classes=num_classes, on_gpu=on_gpu)
+    least = _least_seconds(outcome, arm, measured, world, num_classes=num_classes, on_gpu=on_gpu)
     rows = []
-    for shape in arm.shapes:
-        result = results[arm.label, shape]
-        name = f"{shape.px} px, batch {shape.batch_size}" + (f", {arm.label}" if arm.label else "")
+    for shape in measured:
+        result, name = results[arm.label, shape], shape_name(shape, arm.label)
         rate = Figure(f"step, {name}", "images/s", tuple(result.rates))
         ms = Figure(f"step, {name}", "ms", tuple(1e3 * shape.batch_size / value for value in result.rates))
         figures = {"rate": rate, "ms": ms}
@@ -88,7 +100,10 @@ def report_arm(outcome: Outcome, arm: Arm, results: Results, world: World, *, nu
 
 def report_recipe(outcome: Outcome, arm: Arm, results: Results, world: World) -> None:
     """Add the time and cost of the whole recipe at the measured rates: projected, not trained."""
-    config = arm.run.config
+    config, label = arm.run.config, f", {arm.label}" if arm.label else ""
+    if unknown := [shape_name(shape) for shape in arm.shapes if not results[arm.label, shape].rates]:
+        outcome.notes.append(f"no projected time of the recipe{label}: no rate at {'; '.join(unknown)}")
+        return
     if config.data.num_train is None:
         outcome.notes.append("no projected time of the recipe: data.num_train=null")
         return
@@ -107,7 +122,6 @@ def report_recipe(outcome: Outcome, arm: Arm, results: Results, world: World) ->
         for t in times
     ]
     rows.append(["all", "", "", str(len(plan.epochs)), f"{plan.total_steps:,}", "", duration(seconds)])
-    label = f", {arm.label}" if arm.label else ""
     title = f"projected from these rates, not trained: {config.recipe}, training alone{label}"
     outcome.tables.append(table(title, ["stage", "px", "batch", "epochs", "steps", "images/s", "time"], rows))
     outcome.figures.append(Figure(f"projected training time of {config.recipe}{label}", "s", (seconds,)))
@@ -126,7 +140,10 @@ def report_files_over_random(outcome: Outcome, arms: Sequence[Arm], results: Res
         if twin is None:
             continue
         for shape in arm.shapes:
-            medians = [statistics.median(results[label, shape].rates) for label in (arm.label, twin.label)]
+            rates = [results[label, shape].rates for label in (arm.label, twin.label)]
+            if not all(rates):
+                continue
+            medians = [statistics.median(values) for values in rates]
             name = f"files over random, {shape.px} px, batch {shape.batch_size}"
             settings = arm.label.removesuffix("files").removesuffix(", ")
             name += f", {settings}" if settings else ""
@@ -142,7 +159,14 @@ def micro_batches(arm: Arm, shape: Shape, world: World) -> int:
     return accumulation(shape.batch_size // world.size, arm.run.config.trainer.device_batch_size)
 
 
-def _least_seconds(outcome: Outcome, arm: Arm, world: World, *, num_classes: int, on_gpu: bool) -> dict[Shape, float]:
+def shape_name(shape: Shape, label: str = "") -> str:
+    """A shape, and the label of an arm behind it, as figures name them."""
+    return f"{shape.px} px, batch {shape.batch_size}" + (f", {label}" if label else "")
+
+
+def _least_seconds(
+    outcome: Outcome, arm: Arm, shapes: Sequence[Shape], world: World, *, num_classes: int, on_gpu: bool
+) -> dict[Shape, float]:
     """The roofline's time of each shape on this device; empty where the device's ceilings are not known."""
     name = torch.cuda.get_device_name() if on_gpu else "CPU"
     config, chip = arm.run.config, CHIPS.get(name)
@@ -151,7 +175,7 @@ def _least_seconds(outcome: Outcome, arm: Arm, world: World, *, num_classes: int
         return {}
     network = build_model(config.model, num_classes)
     found = {}
-    for shape in arm.shapes:
+    for shape in shapes:
         parts = micro_batches(arm, shape, world)
         work = count_work(
             network,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,25 @@ import torch
 import torch._dynamo
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from fasttrain.config.compose import ComposedRun
+from fasttrain.bench.arms import ShortRun
+from fasttrain.bench.fills import cut_epochs
+from fasttrain.data.scan import Scan
+from fasttrain.errors import DeviceLost, Problem
 from fasttrain.report.console import configure_logging, log
-from fasttrain.report.history import Row
+from fasttrain.report.history import History, Row
 from fasttrain.run import planning, training
+from fasttrain.schedule.schedule import build_schedule
 from fasttrain.strategy.world import World
 from fasttrain.trainer.checkpoints import Checkpoints
 from fasttrain.trainer.fit import SignalsOn, StopAtTarget
 from fasttrain.trainer.module import ClassifierModule
+from fasttrain.trainer.signals import EXIT_CODES, StopSignals
 
-# Callbacks that a measured training does without: it writes no checkpoints, so it cannot be continued either, and
-# a signal ends it at once.
-LEFT_OUT = (Checkpoints, SignalsOn, StopAtTarget)
+# Callbacks that a measured training does without: it writes no checkpoints, so it cannot be continued either.
+LEFT_OUT = (Checkpoints, StopAtTarget)
+
+# What to do about a lost GPU where there is no checkpoint to go on from.
+LOST_FIX = "measure again, best with no other program on the GPU; trainer.capture=false and debug=true say more"
 
 # Names of CUDA's calls that start work, as the profiler shows them; a replayed graph is one call.
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
@@ -37,45 +45,83 @@ class Measured:
 
     Attributes:
         row: Of its history: px, batch size, images/s by the trainer's own meter.
-        profiled: Whether it was there to count launches; its images/s do not count.
+        fills: Whether it was there to fill caches.
+        profiled: Whether it was there to count launches.
         peak_bytes: Most memory that tensors took on this device; None on a CPU.
         launches: Calls that start work on the device, one step; None where they were not counted.
     """
 
     row: Row
+    fills: bool
     profiled: bool
     peak_bytes: int | None
     launches: float | None
 
+    @property
+    def rate(self) -> float | None:
+        """Images/s, where they count."""
+        return None if self.fills or self.profiled else self.row.images_per_second
 
-def train_briefly(run: ComposedRun, world: World, *, profile_from_epoch: int | None = None) -> list[Measured]:
-    """Train a run to its end and give one entry an epoch.
+
+Take = Callable[[Measured], None]
+
+
+def train_briefly(
+    short: ShortRun, world: World, take: Take, *, images: Scan | None = None, profile_from_epoch: int | None = None
+) -> float:
+    """Train a run to its end; returns the seconds of the warm-up, compilation and capture in it.
 
     Args:
-        run: What to train; its checkpoints and reports are thrown away.
+        short: What to train; its checkpoints and reports are thrown away.
         world: This process's ranks.
+        take: Is called with each epoch as it ends: what a training had measured when it was stopped is not lost.
+        images: Of the run; None to look for them.
         profile_from_epoch: First epoch (zero-based) in which launches are counted, on a GPU.
+
+    Raises:
+        DeviceLost: The GPU failed.
     """
-    clock = planning.begin_clock()
-    images = planning.scan_images(run.config, world)
-    plan, schedule = planning.lay_out(run.config, images, world)
+    run, clock = short.run, planning.begin_clock()
+    if images is None:
+        images = planning.scan_images(run.config, world)
+    plan, _ = planning.lay_out(run.config, images, world)
+    plan = cut_epochs(plan, short.steps, fills=short.fills)
+    schedule = build_schedule(run.config, plan)
     planning.check_libraries(run.config, images)
     reset_device()
-    peaks, launches = PeakMemory(), LaunchCount(profile_from_epoch)
     with tempfile.TemporaryDirectory(prefix="fasttrain-bench-") as folder:
         (Path(folder) / "report").mkdir()
         parts = training.build(run, images, plan, schedule, world, Path(folder), None, clock)
-        kept = [callback for callback in parts.callbacks if not isinstance(callback, LEFT_OUT)]
+        signals = SignalsOfOthers()
+        kept = [callback for callback in parts.callbacks if not isinstance(callback, (*LEFT_OUT, SignalsOn))]
+        peaks, launches = PeakMemory(), LaunchCount(profile_from_epoch)
+        handing = HandOver(parts.report.history, peaks, launches, fills=short.fills, take=take)
+        callbacks = [SignalsOn(signals), *kept, peaks, launches, handing]
         log.setLevel(logging.WARNING)
         try:
-            training.fit(replace(parts, callbacks=[*kept, peaks, launches]))
+            training.fit(replace(parts, signals=signals, callbacks=callbacks))
+        except DeviceLost as error:
+            # Its own advice is to go on from a checkpoint.
+            what = [Problem(problem.what, LOST_FIX) for problem in error.problems]
+            raise DeviceLost(what) from error
         finally:
             configure_logging(None, world.rank)
-    first_profiled = len(plan.epochs) if profile_from_epoch is None else profile_from_epoch
-    return [
-        Measured(row, epoch >= first_profiled, peaks.of(epoch), launches.of(epoch))
-        for epoch, row in enumerate(parts.report.history.rows)
-    ]
+    return parts.report.clock.segments.get("warm-up", 0.0)
+
+
+class SignalsOfOthers(StopSignals):
+    """For a training whose signals are the benchmark's: the handlers of the moment are put back over Lightning's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handlers = {number: signal.getsignal(number) for number in EXIT_CODES}
+
+    def install(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def restore(self) -> None:
+        """They have stayed where they were."""
 
 
 def reset_device() -> None:
@@ -106,8 +152,16 @@ class PeakMemory(Callback):
             torch.cuda.reset_peak_memory_stats(pl_module.device)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if pl_module.device.type == "cuda":
-            self._peaks[trainer.current_epoch] = torch.cuda.max_memory_allocated(pl_module.device)
+        self._note(trainer.current_epoch, pl_module.device)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # After a validation, where the epoch had one.
+        if trainer.current_epoch not in self._peaks:
+            self._note(trainer.current_epoch, pl_module.device)
+
+    def _note(self, epoch: int, device: torch.device) -> None:
+        if device.type == "cuda":
+            self._peaks[epoch] = torch.cuda.max_memory_allocated(device)
 
 
 class LaunchCount(Callback):
@@ -123,13 +177,16 @@ class LaunchCount(Callback):
         self._first_step = 0
         self._launches: dict[int, float] = {}
 
+    def wanted(self, epoch: int) -> bool:
+        """Whether launches are counted in a zero-based epoch."""
+        return self._first_epoch is not None and epoch >= self._first_epoch
+
     def of(self, epoch: int) -> float | None:
         """Launches of one step, of a zero-based epoch."""
         return self._launches.get(epoch)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        wanted = self._first_epoch is not None and trainer.current_epoch >= self._first_epoch and batch_idx == 0
-        if wanted and pl_module.device.type == "cuda":
+        if self.wanted(trainer.current_epoch) and batch_idx == 0 and pl_module.device.type == "cuda":
             assert isinstance(pl_module, ClassifierModule)
             self._first_step = pl_module.step
             self._profiler = torch.profiler.profile()
@@ -148,10 +205,23 @@ class LaunchCount(Callback):
         self._profiler = None
 
 
-def rates(measured: Sequence[Measured], px: int, batch_size: int) -> tuple[float, ...]:
-    """Images/s of the epochs of one shape that count."""
-    return tuple(
-        m.row.images_per_second
-        for m in measured
-        if (m.row.px, m.row.batch_size) == (px, batch_size) and not m.profiled and m.row.images_per_second is not None
-    )
+class HandOver(Callback):
+    """Gives each epoch away as soon as the report has it; acts after the callbacks that it asks."""
+
+    def __init__(
+        self, history: History, peaks: PeakMemory, launches: LaunchCount, *, fills: Collection[int], take: Take
+    ) -> None:
+        self._history, self._peaks, self._launches = history, peaks, launches
+        self._fills, self._take = fills, take
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epoch = trainer.current_epoch
+        self._take(
+            Measured(
+                self._history.rows[epoch],
+                fills=epoch in self._fills,
+                profiled=self._launches.wanted(epoch),
+                peak_bytes=self._peaks.of(epoch),
+                launches=self._launches.of(epoch),
+            )
+        )

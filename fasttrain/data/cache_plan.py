@@ -62,6 +62,11 @@ def cache_px(config: RunConfig, num_train: int | None = None) -> int:
     return min(sharp, _rounded(served * CACHE_PX_OVER_SERVED))
 
 
+def caches(config: RunConfig) -> bool:
+    """Whether training images are kept once they are decoded; those of ``data.augment`` are made anew each time."""
+    return config.data.cache != "off" and config.data.augment == "none"
+
+
 def serves(cached_px: int, px: int) -> bool:
     """Whether a stage of ``px`` trains on crops of squares of ``cached_px``; else it decodes from the files."""
     return px <= cached_px * MAX_PX_OVER_CACHE

@@ -21,7 +21,7 @@ from fasttrain.data.augment import (
 from fasttrain.data.backend import Backend, Request
 from fasttrain.data.backend_choice import start_backend
 from fasttrain.data.batch import Batch, to_device
-from fasttrain.data.cache_plan import num_shards
+from fasttrain.data.cache_plan import caches, num_shards
 from fasttrain.data.cached_training import CachedTraining
 from fasttrain.data.decode import image_sizes
 from fasttrain.data.order import epoch_batches, epoch_order, micro_batches
@@ -133,7 +133,7 @@ class ImageDataPath:
         self._val_plans: dict[tuple[int, bool], list[ValBatch]] = {}
         self._kept_val: dict[tuple[int, bool], list[Batch]] = {}
         self._cache: CachedTraining | None = None
-        if config.data.cache != "off" and config.data.augment == "none" and scan.source == "scan":
+        if caches(config) and scan.source == "scan":
             self._cache = CachedTraining(
                 config, scan, plan, self._train_labels, backend, device=device, rank=rank, world_size=world_size
             )

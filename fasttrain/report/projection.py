@@ -110,7 +110,9 @@ def project_recipe(overrides: Sequence[str], rates_file: Path) -> str:
     record = json.loads(rates_file.read_text(encoding="utf-8"))
     _check_network(record, config.model.name, rates_file)
     table = projection_text(config.recipe, project(plan, rates), config.report.cost_per_hour)
-    return f"{table}\nrates: {rates_file}, measured on {record.get('hardware', 'unnamed hardware')}"
+    # What bench step writes where it was stopped half way.
+    cut = "; its benchmark was cut short: not all rates of it are there" if "cut_short" in record else ""
+    return f"{table}\nrates: {rates_file}, measured on {record.get('hardware', 'unnamed hardware')}{cut}"
 
 
 def _check_network(record: Mapping[str, Any], wanted: str, path: Path) -> None:

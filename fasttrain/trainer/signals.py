@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Collection
 from types import FrameType
 
 from fasttrain.errors import INTERRUPTED, TERMINATED, Stopped
@@ -25,9 +26,16 @@ class StopSignals:
 
     Python runs a handler only between two instructions of the main thread, and a rank that waits in a collective
     for one that is gone never comes back to them. So a second thread reads the signals' numbers from a pipe.
+
+    Args:
+        grace_s: In place of GRACE_S.
+        hurried: Signals whose sender will not wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, grace_s: float | None = None, hurried: Collection[int] = (signal.SIGTERM, signal.SIGUSR1)
+    ) -> None:
+        self._grace_s, self._hurried = GRACE_S if grace_s is None else grace_s, hurried
         self.requested: int | None = None
         self.training = False
         self._saved = threading.Event()
@@ -76,9 +84,13 @@ class StopSignals:
             self.requested = number
 
     def _watch(self, pipe: int) -> None:
-        """Read signals until the pipe closes; after one that does not wait, give the run GRACE_S to save."""
+        """Read signals until the pipe closes; after one that does not wait, give the run its grace to save."""
         while number := os.read(pipe, 1):
-            if number[0] in (signal.SIGTERM, signal.SIGUSR1) and not self._saved.wait(GRACE_S):
-                os.write(2, b"stopped: no step boundary was reached in time; the newest checkpoint on disk stands\n")
-                os._exit(EXIT_CODES[signal.Signals(number[0])])
+            if number[0] in self._hurried and not self._saved.wait(self._grace_s):
+                self._give_up(number[0])
         os.close(pipe)
+
+    def _give_up(self, number: int) -> None:
+        """End the process, in the watching thread: the main one does not come back."""
+        os.write(2, b"stopped: no step boundary was reached in time; the newest checkpoint on disk stands\n")
+        os._exit(EXIT_CODES[signal.Signals(number)])

@@ -45,9 +45,12 @@ def test_every_part_that_applies(
     assert f"data path, 24 px, batch 8, {backend}" in capsys.readouterr().out
 
 
-def test_the_need_is_measured_with_the_step(tiny_images: Path, tmp_path: Path) -> None:
+def test_the_need_is_measured_with_the_step(
+    tiny_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = tmp_path / "data.json"
     assert main([*words(tiny_images, "torchvision", record), "--px", "32", "--parts", "read"]) == 0
+    assert capsys.readouterr().out.startswith("need of the training step | 32 px, batch 8: ")
     found = figures_of(record)
     timed = {"read, 32 px", "train_epoch, 32 px"}
     assert {name for name, unit in found if unit == "images/s"} == {*timed, "need of the training step, 32 px"}
@@ -56,10 +59,17 @@ def test_the_need_is_measured_with_the_step(tiny_images: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("backend", ["torchvision", pytest.param("dali", marks=needs_dali)])
-def test_stage_changes_and_the_first_pass(tiny_images: Path, tmp_path: Path, backend: str) -> None:
+def test_stage_changes_and_the_first_pass(
+    tiny_images: Path, tmp_path: Path, backend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = tmp_path / "data.json"
     more = ["--px", "24,32", "--parts", "read", "--need", "none", "--stage-changes", "3", "--first-pass"]
     assert main([*words(tiny_images, backend, record), *more]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if " | " in line]
+    begins = ["data path | 24 px: read ", "data path | 32 px: read ", "stage changes: 3 | "]
+    begins += [f"first pass {turn}/2 | 24 px: decode, fill, train " for turn in (1, 2)]
+    assert len(lines) == len(begins)
+    assert all(line.startswith(begin) for line, begin in zip(lines, begins, strict=True)), lines
     found = figures_of(record)
     assert found["training time lost by a stage change", "ms"]["n"] == 3
     after = [found[f"resident memory of the process after {n}", "MiB"]["median"] for n in ("1 change", "3 changes")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from fasttrain.bench.figures import Figure, Outcome, document, table
+from fasttrain.bench.figures import Cut, Figure, Outcome, document, lacking, table
 
 
 def test_a_figure_is_its_median_with_its_spread() -> None:
@@ -39,3 +39,18 @@ def test_a_document_has_the_keys_of_a_record() -> None:
         "notes": ["a note"],
     }
     assert outcome.text() == "table\n\n96 px: a verdict\n\nnote: a note"
+
+
+def test_what_was_cut_short_says_so_first() -> None:
+    outcome = Outcome([Figure("x", "ms", (1.0,))], ["table"], ["a note"], cut=Cut("SIGTERM", ("x (1 of 2)", "y")))
+    sentence = "cut short, not all was measured (SIGTERM); missing: x (1 of 2); y"
+    heading = "CUT SHORT, not all was measured: SIGTERM"
+    assert outcome.text() == f"{heading}\n\ntable\n\nnote: {sentence}\nnote: a note"
+    content = document("step", outcome, recipe="r", overrides=[], machine={}, clock="how")
+    assert content["cut_short"] == {"why": "SIGTERM", "missing": ["x (1 of 2)", "y"]}
+    assert content["notes"] == [sentence, "a note"]
+
+
+def test_what_is_lacking() -> None:
+    assert lacking("x", 1, 2) == ["x (1 of 2)"]
+    assert lacking("x", 2, 2) == lacking("x", 3, 2) == []

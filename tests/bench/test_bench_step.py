@@ -13,7 +13,7 @@ from fasttrain.bench.arguments import read_step_flags
 from fasttrain.bench.arms import BENCH_LR, Shape, build_arms, check_arms, measured_run
 from fasttrain.bench.training import count_launches
 from fasttrain.cli import main
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, DeviceLost, Problem
 
 SMALL = ["recipe=quickstart", "--px", "32", "--batch", "8", "--steps", "6", "trainer.accelerator=cpu"]
 KEYS = {
@@ -58,6 +58,13 @@ def test_settings_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert ms["min"] == pytest.approx(1e3 * 8 / rate["max"])
         assert (f"Lightning's loop over the bare loop, {name}", "ratio of medians") in found
     out = capsys.readouterr().out
+    lines = [line.split(" | ") for line in out.splitlines() if line.startswith("round ")]
+    assert [line[:2] for line in lines] == [
+        [f"round {number}/2", optimizer] for number in (1, 2) for optimizer in ("sgd", "hybrid") for _ in range(2)
+    ]
+    assert all(line[2].startswith("32 px, batch 8: ") and line[2].endswith(" images/s") for line in lines[::2])
+    assert all(line[3].endswith(" s warm-up and compilation") for line in lines[::2])
+    assert all(line[2].startswith("bare loop, 32 px, batch 8: ") for line in lines[1::2])
     assert "training step, test_resnet, hybrid" in out
     assert "no roofline: unknown chip (CPU)" in out
     assert "launches not counted" in out
@@ -112,8 +119,8 @@ def test_every_combination_is_an_arm() -> None:
 
 def test_the_measured_run() -> None:
     (arm,) = build_arms(read_step_flags(["recipe=resnet50_dawnbench", "--px", "96,160", "--batch", "64"]))
-    run = measured_run(arm, repeats=2, steps=7, world_size=2, num_classes=1000, extra_rows=1)
-    config = run.config
+    short = measured_run(arm, repeats=2, steps=7, world_size=2, num_classes=1000, extra_rows=1)
+    config = short.run.config
     # The last row makes the run as long as the recipe, for rules that speak of its epochs.
     shapes = [(row.px, row.batch_size, row.epochs) for row in config.stages]
     assert shapes == [(96, 64, 1), (160, 64, 1), (96, 64, 1), (160, 64, 1), (96, 64, 1), (160, 64, 28)]
@@ -128,6 +135,20 @@ def test_random_labels_need_a_number_of_classes() -> None:
     words = ["recipe=quickstart", "data=imagefolder", "data.root=null", "data.num_classes=null"]
     with pytest.raises(ConfigError, match=r"data.num_classes=null[^\n]*\n[^\n]*data.num_classes=1000"):
         check_arms(build_arms(read_step_flags(words)), bare=False)
+
+
+def test_a_lost_gpu_is_not_told_to_go_on_from_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lose(*_: Any) -> None:
+        raise DeviceLost(Problem("the GPU gave up: x", "the same command with run_dir=y resume=auto goes on"))
+
+    monkeypatch.setattr("fasttrain.run.training.fit", lose)
+    monkeypatch.setattr("fasttrain.cli.leave_at_once", lambda code: None)
+    assert main(["bench", "step", *SMALL]) == 4
+    error = capsys.readouterr().err
+    assert error.startswith("environment error: the GPU gave up: x\n    fix: measure again")
+    assert "resume" not in error
 
 
 def test_calls_that_start_work_on_the_device() -> None:

@@ -108,3 +108,13 @@ def test_rates_of_another_network_are_refused(tmp_path: Path, capsys: pytest.Cap
     path.write_text(json.dumps({**record, "recipe": "resnet50_dawnbench_21", "hardware": "1 x NVIDIA H200"}))
     assert main(["report", "--project", "recipe=resnet50_dawnbench", "--rates", str(path)]) == 0
     assert capsys.readouterr().out.rstrip().endswith("measured on 1 x NVIDIA H200")
+
+
+def test_rates_of_a_benchmark_that_was_cut_short_are_called_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_rates(tmp_path / "rates.json", ("step, 96 px, batch 1024", "images/s", 1000.0))
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "cut_short": {"why": "SIGTERM", "missing": ["step, 128 px (0 of 5)"]}}))
+    assert main(["report", "--project", "recipe=resnet50_dawnbench", "--rates", str(path)]) == 0
+    assert "its benchmark was cut short" in capsys.readouterr().out

@@ -55,8 +55,8 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
 def test_commands_say_so_first(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module, function in (("data", "bench_data"), ("step", "bench_step"), ("ddp", "bench_ddp")):
-        monkeypatch.setattr(f"fasttrain.bench.{module}.{function}", lambda *_: pytest.fail("it measures"))
+    for name in ("data.DataBenchmark", "step.StepBenchmark", "ddp.bench_ddp"):
+        monkeypatch.setattr(f"fasttrain.bench.{name}", lambda *_: pytest.fail("it measures"))
     monkeypatch.chdir(tmp_path)
     assert main(words) == 4
     out, error = capsys.readouterr()

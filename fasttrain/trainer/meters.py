@@ -52,8 +52,19 @@ class LossMeter:
                 )
             )
 
+    def numbers(self) -> torch.Tensor:
+        """What it has counted, as float64 [3], which ``named`` turns into its state."""
+        steps = torch.full_like(self.total, self.steps)
+        return torch.stack([self.total, self.non_finite_run.double(), steps])
+
+    @staticmethod
+    def named(numbers: torch.Tensor) -> dict[str, float | int]:
+        """The state that ``load_state_dict`` takes, of the ``numbers`` of this meter or of another rank's."""
+        total, non_finite_run, steps = numbers.tolist()
+        return {"total": total, "non_finite_run": int(non_finite_run), "steps": int(steps)}
+
     def state_dict(self) -> dict[str, float | int]:
-        return {"total": float(self.total), "non_finite_run": int(self.non_finite_run), "steps": self.steps}
+        return self.named(self.numbers())
 
     def load_state_dict(self, state: dict[str, float | int]) -> None:
         self.total.fill_(state["total"])

@@ -103,10 +103,18 @@ def find_checkpoint(
     return FoundCheckpoint(path, content)
 
 
+def best_accuracy(checkpoint: FoundCheckpoint, metric: str) -> float | None:
+    """The highest ``top1`` or ``top5`` (percent) of the epochs behind a checkpoint; None where there is none."""
+    rows = checkpoint.content["callbacks"][ReportCallback.__qualname__]["rows"]
+    return max((row[metric] for row in rows if row[metric] is not None), default=None)
+
+
 def is_finished(checkpoint: FoundCheckpoint, config: RunConfig, plan: Plan) -> bool:
-    """Whether nothing is left to train: the last step is done, or the target that ends the run is reached."""
-    header = checkpoint.content["fasttrain"]
-    return header["step"] >= plan.total_steps or bool(config.target.stop and header["target_reached"])
+    """Whether nothing is left to train: the last step is done, or this run's target is reached and ends it."""
+    if checkpoint.content["fasttrain"]["step"] >= plan.total_steps:
+        return True
+    best = best_accuracy(checkpoint, config.target.metric)
+    return config.target.stop and best is not None and best >= config.target.value
 
 
 def build(
@@ -168,7 +176,14 @@ def build(
         report,
         *([InitializeFromImages()] if _looks_at_images(network, config, checkpoint) else []),
         *([trainer_fit.StopAtTarget(config.target)] if config.target.stop else []),
-        Checkpoints(run_dir / "checkpoints", header, config.target, signals, lambda: report.clock.paused("checkpoint")),
+        Checkpoints(
+            run_dir / "checkpoints",
+            header,
+            config.target,
+            signals,
+            lambda: report.clock.paused("checkpoint"),
+            best_accuracy=best_accuracy(checkpoint, config.target.metric) if checkpoint else None,
+        ),
     ]
     if checkpoint:
         log.info("continuing from %s at step %d", checkpoint.path, checkpoint.content["fasttrain"]["step"])

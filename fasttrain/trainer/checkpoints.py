@@ -35,9 +35,10 @@ class Checkpoints(Callback):
     Args:
         folder: Where the files go.
         header: Plain values put under ``fasttrain`` in each file (config text, preprocessing, ...).
-        target: Its metric makes a checkpoint the best; that it was reached is noted in the file.
+        target: Its metric makes a checkpoint the best.
         signals: The run's stop signals.
         uncounted: Context manager in which the time of writing is kept off the clock.
+        best_accuracy: Of the epochs before a resume, in percent by this run's metric; None where there is none.
     """
 
     def __init__(
@@ -47,19 +48,18 @@ class Checkpoints(Callback):
         target: TargetConfig,
         signals: StopSignals,
         uncounted: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        *,
+        best_accuracy: float | None = None,
     ) -> None:
         self.folder = folder
         self.header = header
         self.target = target
         self.signals = signals
         self.uncounted = uncounted
-        self.best_accuracy: float | None = None
+        self.best_accuracy = best_accuracy
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_accuracy": self.best_accuracy}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best_accuracy = state_dict["best_accuracy"]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         assert isinstance(pl_module, ClassifierModule)
@@ -69,7 +69,6 @@ class Checkpoints(Callback):
             "step": pl_module.step,
             "epochs": position(pl_module),
             "world_size": trainer.world_size,
-            "target_reached": self.best_accuracy is not None and self.best_accuracy >= self.target.value,
         }
 
     def on_train_batch_end(

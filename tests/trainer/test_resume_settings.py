@@ -5,9 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from fasttrain.errors import Problem
+from fasttrain.trainer.resume_check import _check_optimizer
 
 Train = Callable[..., int]
 
@@ -56,3 +60,37 @@ def test_the_best_of_another_metric_is_taken_from_the_epochs_before(
     callbacks = torch.load(run_dir / "checkpoints" / "last.ckpt")["callbacks"]
     top5 = [row["top5"] for row in callbacks["ReportCallback"]["rows"]]
     assert callbacks["Checkpoints"]["best_accuracy"] == max(top5)
+
+
+def saved_with(optimizer: dict[str, Any]) -> list[Problem]:
+    """What is said of a resume into ``optimizer=sgd``."""
+    return _check_optimizer(optimizer, {"kind": "sgd"}, Path("last.ckpt"))
+
+
+def test_another_optimizer_is_refused_by_name_and_its_own_is_named() -> None:
+    for then, fix in (
+        ({"kind": "hybrid"}, "optimizer=hybrid,"),
+        ({"kind": "torch", "name": "AdamW"}, "optimizer=torch optimizer.name=AdamW,"),
+        ({"kind": "timm", "name": "lamb"}, "optimizer=timm optimizer.name=lamb,"),
+    ):
+        (problem,) = saved_with(then)
+        assert "this run has optimizer=sgd" in problem.what
+        assert problem.fix.startswith(fix)
+    adam, adamw = ({"kind": "torch", "name": name} for name in ("Adam", "AdamW"))
+    assert _check_optimizer(adam, adamw, Path("last.ckpt"))
+    assert not _check_optimizer(adam, dict(adam), Path("last.ckpt"))
+
+
+def test_torchs_sgd_and_the_own_one_go_on_from_each_other() -> None:
+    assert saved_with({"kind": "sgd"}) == saved_with({"kind": "torch", "name": "SGD"}) == []
+
+
+@pytest.mark.parametrize("force", ["false", "true"])
+def test_a_resume_with_another_optimizer_ends_in_words(
+    finished: Path, train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], force: str
+) -> None:
+    run_dir = after_epoch_two(finished, train_tiny, tmp_path / "run")
+    assert train_tiny(f"run_dir={run_dir}", "optimizer=hybrid", "resume=auto", f"resume_force={force}") == 2
+    error = capsys.readouterr().err
+    assert "holds the averages of optimizer=sgd, this run has optimizer=hybrid" in error
+    assert step_of(run_dir) == 8

@@ -16,7 +16,7 @@ from pytorch_lightning.strategies import Strategy
 from torch import nn
 
 from fasttrain.config.compose import ComposedRun
-from fasttrain.config.schema import RunConfig
+from fasttrain.config.schema import ModelConfig, RunConfig
 from fasttrain.data.digest import digest_of
 from fasttrain.data.path import DataPath, build_data_path
 from fasttrain.data.policy import num_views
@@ -144,7 +144,7 @@ def build(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.manual_seed(config.seed)
-    network = build_model(config.model, images.num_classes)
+    network = build_model(_model_to_build(config, checkpoint), images.num_classes)
     if config.model.batchnorm.sync:
         network, note = synchronised(network, world_size=world.size, device_type=device.type)
         if note and world.rank == 0:
@@ -198,6 +198,11 @@ def build(
         report=report,
         signals=signals,
     )
+
+
+def _model_to_build(config: RunConfig, checkpoint: FoundCheckpoint | None) -> ModelConfig:
+    """The network's settings; a checkpoint has all weights, and nothing else is read or fetched for them."""
+    return replace(config.model, pretrained=False, init_from=None) if checkpoint else config.model
 
 
 def _looks_at_images(network: nn.Module, config: RunConfig, checkpoint: FoundCheckpoint | None) -> bool:

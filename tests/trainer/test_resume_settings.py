@@ -94,3 +94,22 @@ def test_a_resume_with_another_optimizer_ends_in_words(
     error = capsys.readouterr().err
     assert "holds the averages of optimizer=sgd, this run has optimizer=hybrid" in error
     assert step_of(run_dir) == 8
+
+
+def test_a_resume_needs_no_file_and_no_network_for_first_weights(
+    finished: Path,
+    train_tiny: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("fasttrain.model.hub.unreachable", lambda name: "no network")
+    for number, weights in enumerate((f"model.init_from={tmp_path / 'gone.ckpt'}", "model.pretrained=true")):
+        run_dir = after_epoch_two(finished, train_tiny, tmp_path / f"run{number}")
+        again = ["optimizer=sgd", "resume=auto", "resume_force=true", weights]
+        assert train_tiny(f"run_dir={run_dir}", *again) == 0
+        assert step_of(run_dir) == 10
+        assert train_tiny(f"run_dir={tmp_path / f'new{number}'}", *again) != 0
+    error = capsys.readouterr().err
+    assert "no such file" in error
+    assert "no network" in error

@@ -31,6 +31,9 @@ HARMLESS = (
     "model.kernels.norm_relu_pool",
 )
 
+# Settings with another value of which a checkpoint's weights find no place, whatever is forced.
+OTHER_NETWORK = ("model.name", "model.ensemble")
+
 # Classes that a message names; the rest it counts.
 MAX_NAMED = 5
 
@@ -86,10 +89,37 @@ def check_resume(
     ]
     if force:
         refused = []
-    elif refused:
+    elif refused and not any(key in OTHER_NETWORK for key, _, _ in differences):
         refused.append(Problem("a resume with other model or data settings is another run", "resume_force=true"))
     if problems := [*refused, *_check_optimizer(then.values["optimizer"], config["optimizer"], path)]:
         raise ConfigError(problems)
+
+
+def unfit_weights(config_text: str, path: Path, config: dict[str, Any], error: Exception) -> Problem:
+    """What to say of a checkpoint's weights that this run's network does not take, all else being accepted.
+
+    Args:
+        config_text: The checkpoint's settings.
+        path: Of the checkpoint.
+        config: This run's settings as plain types.
+        error: Of the loading.
+    """
+    differing = [
+        (key, old, new)
+        for key, old, new in config_diff(load_run(config_text, older=True).values, config)
+        if key.startswith("model.") and key not in HARMLESS
+    ]
+    if not differing:
+        why = " ".join(str(error).split())[:400]
+        return Problem(
+            f"the weights of {path} do not fit model.name={config['model']['name']}: {why}",
+            "use the version of timm and of this program with which the run was started",
+        )
+    changes = "; ".join(f"{key} was {old}, is now {new}" for key, old, new in differing)
+    return Problem(
+        f"the weights of {path} do not fit this run's network: {changes}",
+        " ".join(f"{key}={flow(old)}" for key, old, _ in differing),
+    )
 
 
 def _check_optimizer(then: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> list[Problem]:

@@ -113,3 +113,19 @@ def test_a_resume_needs_no_file_and_no_network_for_first_weights(
     error = capsys.readouterr().err
     assert "no such file" in error
     assert "no network" in error
+
+
+@pytest.mark.parametrize("setting", ["model.ensemble=2", "model.name=resnet10t"])
+def test_another_network_is_neither_taken_nor_offered_to_be_forced(
+    finished: Path, train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str
+) -> None:
+    run_dir = after_epoch_two(finished, train_tiny, tmp_path / "run")
+    again = [f"run_dir={run_dir}", "optimizer=sgd", "resume=auto", setting]
+    key, value = setting.split("=")
+    for force in ("false", "true"):
+        assert train_tiny(*again, f"resume_force={force}") == 2
+        error = capsys.readouterr().err
+        assert f"{key} was " in error
+        assert f"is now {value}" in error
+        assert f"fix: {key}=" in error
+        assert "resume_force" not in error

@@ -39,7 +39,7 @@ from fasttrain.strategy.launch import handed_over
 from fasttrain.strategy.lightning import build_strategy
 from fasttrain.strategy.world import World
 from fasttrain.trainer import fit as trainer_fit
-from fasttrain.trainer.checkpoints import Checkpoints
+from fasttrain.trainer.checkpoints import Checkpoints, restore_best
 from fasttrain.trainer.compiled import compile_objective
 from fasttrain.trainer.first_images import InitializedFromImages, InitializeFromImages
 from fasttrain.trainer.mixing import Mixing
@@ -101,6 +101,12 @@ def find_checkpoint(
         path, content = Path(resume), read_checkpoint(Path(resume))
     check_resume(content, path, run.values, plan, images=images, force=run.config.resume_force)
     return FoundCheckpoint(path, content)
+
+
+def keep_best(checkpoint: FoundCheckpoint, run_dir: Path, world: World) -> None:
+    """See that ``best.ckpt`` is there where a kill came before it was; rank 0 writes it."""
+    if world.rank == 0:
+        restore_best(run_dir / "checkpoints", checkpoint.path, checkpoint.content)
 
 
 def best_accuracy(checkpoint: FoundCheckpoint, metric: str) -> float | None:

@@ -34,8 +34,15 @@ class LossMeter:
         self.total.zero_()
         self.steps = 0
 
-    def check(self, *, step: int, lr: float, px: int, scale: float | None) -> None:
+    def check(self, *, step: int, lr: float, peak_lr: float, px: int, scale: float | None) -> None:
         """Read the counter (a host sync).
+
+        Args:
+            step: Optimizer steps completed.
+            lr: The schedule's, of the last of them.
+            peak_lr: ``optimizer.lr``, which the message halves: the schedule's may be 0 at that step.
+            px: Of the images.
+            scale: The loss scaler's; None without one.
 
         Raises:
             TrainingError: The last MAX_NON_FINITE losses were all not finite.
@@ -47,7 +54,7 @@ class LossMeter:
                 Problem(
                     f"the loss was not finite for {bad} steps in a row, up to step {step} "
                     f"(lr {lr:.4g}, {px} px{scaling})",
-                    f"a lower optimizer.lr (half: optimizer.lr={lr / 2:.3g}), a longer schedule.warmup_epochs, "
+                    f"a lower optimizer.lr (half: optimizer.lr={peak_lr / 2:.3g}), a longer schedule.warmup_epochs, "
                     "optimizer.clip_norm=1.0, or trainer.precision=bf16 instead of fp16",
                 )
             )

@@ -213,8 +213,13 @@ class ClassifierModule(ValidatedModule):
 
     def check_loss(self) -> None:
         """Look at the loss on the device; ends the run when it has diverged."""
-        lr = self.schedule.lr(self.step - 1)
-        self.loss_meter.check(step=self.step, lr=lr, px=self.epoch_plan.px, scale=self.step_runner.loss_scale())
+        self.loss_meter.check(
+            step=self.step,
+            lr=self.schedule.lr(self.step - 1),
+            peak_lr=self.config.optimizer.lr,
+            px=self.epoch_plan.px,
+            scale=self.step_runner.loss_scale(),
+        )
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         epoch = self.epoch_plan

@@ -166,7 +166,7 @@ def build(
         num_classes=images.num_classes,
     )
     report = _report(run, images, plan, world, run_dir, device, data.backend.name, clock)
-    signals = StopSignals()
+    signals = StopSignals(speaks=world.rank == 0)
     header = {
         "config": run.text,
         "preprocessing": preprocessing_description(config),
@@ -284,7 +284,7 @@ def fit(parts: Parts) -> None:
     except Exception as error:
         # A compiler that the same signal has ended, for one: what was told to stop has not failed.
         if parts.signals.requested is not None and not isinstance(error, FasttrainError):
-            raise Stopped("stopped by a signal before the next step", parts.signals.exit_code()) from error
+            raise Stopped("by a signal before the next step", parts.signals.exit_code()) from error
         if (cause := failure_of_device(error)) is not None:
             raise device_lost(cause, parts.report.facts.run_dir) from error
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType
 
 from fasttrain.errors import INTERRUPTED, TERMINATED, Stopped
@@ -25,9 +26,13 @@ class StopSignals:
 
     Python runs a handler only between two instructions of the main thread, and a rank that waits in a collective
     for one that is gone never comes back to them. So a second thread reads the signals' numbers from a pipe.
+
+    Args:
+        speaks: Whether the first signal is answered with a line on stderr; one rank of a run does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, speaks: bool = True) -> None:
+        self.speaks = speaks
         self.requested: int | None = None
         self.training = False
         self._saved = threading.Event()
@@ -67,13 +72,15 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.training:
-            raise Stopped(
-                "stopped before the first training step; nothing was lost", EXIT_CODES[signal.Signals(number)]
-            )
+            raise Stopped("before the first training step; nothing was lost", EXIT_CODES[signal.Signals(number)])
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         if self.requested is None:
             self.requested = number
+            if self.speaks:
+                # No print: a handler may have interrupted one. A terminal that has gone is no reason to fail.
+                with suppress(OSError):
+                    os.write(2, b"stopping after this step\n")
 
     def _watch(self, pipe: int) -> None:
         """Read signals until the pipe closes; after one that does not wait, give the run GRACE_S to save."""

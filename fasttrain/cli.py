@@ -55,9 +55,11 @@ def train(run: ComposedRun) -> int:
 
     clock.mark("setup: build")
     checkpoint = training.find_checkpoint(run, images, plan, run_dir, resume)
-    if checkpoint is not None and training.is_finished(checkpoint, config, plan):
-        training.report_finished(run, images, plan, world, run_dir, checkpoint, clock)
-        return 0
+    if checkpoint is not None:
+        training.keep_best(checkpoint, run_dir, world)
+        if training.is_finished(checkpoint, config, plan):
+            training.report_finished(run, images, plan, world, run_dir, checkpoint, clock)
+            return 0
     if world.rank == 0:
         planning.save_plan(run, images, plan, schedule, run_dir)
     parts = training.build(run, images, plan, schedule, world, run_dir, checkpoint, clock)

@@ -32,8 +32,6 @@ def check(config: RunConfig) -> list[Problem]:
         for name, key in OWN_KEYS.items()
         if name in model.args
     ]
-    if model.init_from is not None and (wrong := what_instead(model.init_from)):
-        problems.append(Problem(f"model.init_from={model.init_from}: {wrong}", "model.init_from=PATH of a checkpoint"))
     if model.init_from is not None and model.pretrained:
         problems.append(
             Problem(
@@ -99,6 +97,14 @@ def check(config: RunConfig) -> list[Problem]:
             if getattr(model.kernels, key) == "true"
         ]
     return [*problems, *_check_batchnorm(config)]
+
+
+def check_first_weights(config: RunConfig) -> list[Problem]:
+    """What a run needs that does not go on from a checkpoint: the file of its first weights."""
+    path = config.model.init_from
+    if path is None or not (wrong := what_instead(path)):
+        return []
+    return [Problem(f"model.init_from={path}: {wrong}", "model.init_from=PATH of a checkpoint")]
 
 
 def _check_batchnorm(config: RunConfig) -> list[Problem]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from fasttrain.regular_file import require_regular_file
 
 # What DDP, torch.compile and Lightning modules put before a network's own names.
 PREFIXES = ("module.", "_orig_mod.", "model.")
+
+# What an ensemble puts before the names of each of its networks.
+MEMBER = re.compile(r"members\.(\d+)\.")
 
 # Differing names shown of each kind.
 NUM_SHOWN = 3
@@ -125,6 +129,14 @@ def _mismatch(
             f"model.init_from={path}: its {name} was trained for {then} classes, this run has {now}",
             f"data with {then} classes, or weights of a {name} with {now} outputs",
         )
+    fix = "model.name=NAME of the network that the file was saved from"
+    then, now = num_members(saved), num_members(own)
+    if then != now:
+        fix_ensemble = f"model.ensemble={then}"
+        if _of_one_member(saved) == _of_one_member(own):
+            what = f"model.init_from={path}: holds {_networks(then)}, this run has model.ensemble={now}"
+            return Problem(what, fix_ensemble)
+        fix += f", and {fix_ensemble}"
     reshaped = [f"{key} {_shape(saved[key])} for {_shape(own[key])}" for key in shapes]
     differences = [
         f"{label}: {_first_few(keys)}"
@@ -137,8 +149,22 @@ def _mismatch(
     ]
     return Problem(
         f"model.init_from={path}: not the weights of model.name={name}; {'; '.join(differences)}",
-        "model.name=NAME of the network that the file was saved from",
+        fix,
     )
+
+
+def num_members(state: Iterable[str]) -> int:
+    """Networks of an ensemble by the names of its weights; 1 of a single network."""
+    return len({found[1] for key in state if (found := MEMBER.match(key))}) or 1
+
+
+def _of_one_member(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    """Names and shapes of one network's weights, whether it is alone or in an ensemble, without its counters."""
+    return {MEMBER.sub("", key): value.shape for key, value in state.items() if not key.endswith("num_batches_tracked")}
+
+
+def _networks(number: int) -> str:
+    return "one network" if number == 1 else f"an ensemble of {number} networks"
 
 
 def _shape(tensor: torch.Tensor) -> str:

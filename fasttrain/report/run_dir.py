@@ -86,6 +86,19 @@ def holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in ("metrics.csv", "checkpoints/last.ckpt"))
 
 
+def has_checkpoint(config: RunConfig, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether there is a file for the run to go on from; makes no folder, and does not look into the file."""
+    resume = config.resume
+    if resume is not None and resume != "auto":
+        return Path(resume).is_file()
+    if config.run_dir is None and slurm_job(environ) is None:
+        return False
+    run_dir, resume = choose_run_dir(config, environ)
+    return resume == "auto" and any(
+        (run_dir / "checkpoints" / name).exists() for name in ("last.ckpt", "previous.ckpt")
+    )
+
+
 def _slurm_folder(config: RunConfig, job: str) -> Path:
     """The job's folder for these settings: a requeue finds it again, another run of the same job gets its own."""
     for number in range(1, 1000):

@@ -27,7 +27,7 @@ from fasttrain.report.console import log
 from fasttrain.report.files import write_json, write_text
 from fasttrain.report.machine import command_line
 from fasttrain.report.plan import plan_document, print_plan
-from fasttrain.report.run_dir import choose_run_dir, slurm_job
+from fasttrain.report.run_dir import choose_run_dir, has_checkpoint, slurm_job
 from fasttrain.schedule.schedule import Schedule, build_schedule
 from fasttrain.stages import Plan
 from fasttrain.strategy.early_context import begin_context
@@ -67,6 +67,8 @@ def check_rooms(config: RunConfig, provenance: Mapping[str, str] | None = None) 
     """
     problems = [problem for check in CHECKS for problem in check(config)]
     problems += fasttrain.data.check.check_given(config, provenance or {})
+    if not has_checkpoint(config):
+        problems += fasttrain.model.check.check_first_weights(config)
     if problems:
         raise ConfigError(problems)
 

@@ -16,7 +16,7 @@ from pytorch_lightning.strategies import Strategy
 from torch import nn
 
 from fasttrain.config.compose import ComposedRun
-from fasttrain.config.schema import RunConfig
+from fasttrain.config.schema import ModelConfig, RunConfig
 from fasttrain.data.digest import digest_of
 from fasttrain.data.path import DataPath, build_data_path
 from fasttrain.data.policy import num_views
@@ -39,7 +39,7 @@ from fasttrain.strategy.launch import handed_over
 from fasttrain.strategy.lightning import build_strategy
 from fasttrain.strategy.world import World
 from fasttrain.trainer import fit as trainer_fit
-from fasttrain.trainer.checkpoints import Checkpoints
+from fasttrain.trainer.checkpoints import Checkpoints, restore_best
 from fasttrain.trainer.compiled import compile_objective
 from fasttrain.trainer.first_images import InitializedFromImages, InitializeFromImages
 from fasttrain.trainer.mixing import Mixing
@@ -103,10 +103,24 @@ def find_checkpoint(
     return FoundCheckpoint(path, content)
 
 
+def keep_best(checkpoint: FoundCheckpoint, run_dir: Path, world: World) -> None:
+    """See that ``best.ckpt`` is there where a kill came before it was; rank 0 writes it."""
+    if world.rank == 0:
+        restore_best(run_dir / "checkpoints", checkpoint.path, checkpoint.content)
+
+
+def best_accuracy(checkpoint: FoundCheckpoint, metric: str) -> float | None:
+    """The highest ``top1`` or ``top5`` (percent) of the epochs behind a checkpoint; None where there is none."""
+    rows = checkpoint.content["callbacks"][ReportCallback.__qualname__]["rows"]
+    return max((row[metric] for row in rows if row[metric] is not None), default=None)
+
+
 def is_finished(checkpoint: FoundCheckpoint, config: RunConfig, plan: Plan) -> bool:
-    """Whether nothing is left to train: the last step is done, or the target that ends the run is reached."""
-    header = checkpoint.content["fasttrain"]
-    return header["step"] >= plan.total_steps or bool(config.target.stop and header["target_reached"])
+    """Whether nothing is left to train: the last step is done, or this run's target is reached and ends it."""
+    if checkpoint.content["fasttrain"]["step"] >= plan.total_steps:
+        return True
+    best = best_accuracy(checkpoint, config.target.metric)
+    return config.target.stop and best is not None and best >= config.target.value
 
 
 def build(
@@ -136,7 +150,7 @@ def build(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.manual_seed(config.seed)
-    network = build_model(config.model, images.num_classes)
+    network = build_model(_model_to_build(config, checkpoint), images.num_classes)
     if config.model.batchnorm.sync:
         network, note = synchronised(network, world_size=world.size, device_type=device.type)
         if note and world.rank == 0:
@@ -152,7 +166,7 @@ def build(
         num_classes=images.num_classes,
     )
     report = _report(run, images, plan, world, run_dir, device, data.backend.name, clock)
-    signals = StopSignals()
+    signals = StopSignals(speaks=world.rank == 0)
     header = {
         "config": run.text,
         "preprocessing": preprocessing_description(config),
@@ -168,7 +182,14 @@ def build(
         report,
         *([InitializeFromImages()] if _looks_at_images(network, config, checkpoint) else []),
         *([trainer_fit.StopAtTarget(config.target)] if config.target.stop else []),
-        Checkpoints(run_dir / "checkpoints", header, config.target, signals, lambda: report.clock.paused("checkpoint")),
+        Checkpoints(
+            run_dir / "checkpoints",
+            header,
+            config.target,
+            signals,
+            lambda: report.clock.paused("checkpoint"),
+            best_accuracy=best_accuracy(checkpoint, config.target.metric) if checkpoint else None,
+        ),
     ]
     if checkpoint:
         log.info("continuing from %s at step %d", checkpoint.path, checkpoint.content["fasttrain"]["step"])
@@ -183,6 +204,11 @@ def build(
         report=report,
         signals=signals,
     )
+
+
+def _model_to_build(config: RunConfig, checkpoint: FoundCheckpoint | None) -> ModelConfig:
+    """The network's settings; a checkpoint has all weights, and nothing else is read or fetched for them."""
+    return replace(config.model, pretrained=False, init_from=None) if checkpoint else config.model
 
 
 def _looks_at_images(network: nn.Module, config: RunConfig, checkpoint: FoundCheckpoint | None) -> bool:
@@ -258,7 +284,7 @@ def fit(parts: Parts) -> None:
     except Exception as error:
         # A compiler that the same signal has ended, for one: what was told to stop has not failed.
         if parts.signals.requested is not None and not isinstance(error, FasttrainError):
-            raise Stopped("stopped by a signal before the next step", parts.signals.exit_code()) from error
+            raise Stopped("by a signal before the next step", parts.signals.exit_code()) from error
         if (cause := failure_of_device(error)) is not None:
             raise device_lost(cause, parts.report.facts.run_dir) from error
         raise

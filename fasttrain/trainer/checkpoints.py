@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -30,14 +31,16 @@ class Checkpoints(Callback):
     """Writes ``last.ckpt`` at each epoch's end (after its validation, if any) and where a signal ends the run.
 
     The layout is Lightning's, in plain types (``torch.load`` opens it with its defaults): ``state_dict`` holds the
-    network under timm's own keys, ``fasttrain`` the position, the config as text and the preprocessing.
+    network under timm's own keys, ``fasttrain`` the position, the config as text, the preprocessing, and whether it
+    was the best so far.
 
     Args:
         folder: Where the files go.
         header: Plain values put under ``fasttrain`` in each file (config text, preprocessing, ...).
-        target: Its metric makes a checkpoint the best; that it was reached is noted in the file.
+        target: Its metric makes a checkpoint the best.
         signals: The run's stop signals.
         uncounted: Context manager in which the time of writing is kept off the clock.
+        best_accuracy: Of the epochs before a resume, in percent by this run's metric; None where there is none.
     """
 
     def __init__(
@@ -47,19 +50,19 @@ class Checkpoints(Callback):
         target: TargetConfig,
         signals: StopSignals,
         uncounted: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        *,
+        best_accuracy: float | None = None,
     ) -> None:
         self.folder = folder
         self.header = header
         self.target = target
         self.signals = signals
         self.uncounted = uncounted
-        self.best_accuracy: float | None = None
+        self.best_accuracy = best_accuracy
+        self._saving_best = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_accuracy": self.best_accuracy}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best_accuracy = state_dict["best_accuracy"]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         assert isinstance(pl_module, ClassifierModule)
@@ -69,7 +72,7 @@ class Checkpoints(Callback):
             "step": pl_module.step,
             "epochs": position(pl_module),
             "world_size": trainer.world_size,
-            "target_reached": self.best_accuracy is not None and self.best_accuracy >= self.target.value,
+            "best": self._saving_best,
         }
 
     def on_train_batch_end(
@@ -125,6 +128,7 @@ class Checkpoints(Callback):
     def _save(self, trainer: Trainer, *, best: bool) -> None:
         last, previous = self.folder / "last.ckpt", self.folder / "previous.ckpt"
         unfinished = self.folder / "last.ckpt.unfinished"
+        self._saving_best = best
         with self.uncounted():
             trainer.save_checkpoint(unfinished, weights_only=False)
             if trainer.is_global_zero:
@@ -134,6 +138,33 @@ class Checkpoints(Callback):
                     os.replace(unfinished, last)
                     if best:
                         replace_by_copy(last, self.folder / "best.ckpt")
+
+
+def restore_best(folder: Path, path: Path, content: dict[str, Any]) -> None:
+    """Make the checkpoint of a resume ``best.ckpt`` where a kill came before that.
+
+    Args:
+        folder: Of the run's checkpoints.
+        path: Of the checkpoint.
+        content: Of it; nothing is done where it was not the best of its run when it was written.
+
+    Raises:
+        MachineError: The folder cannot be written.
+    """
+    best, header = folder / "best.ckpt", content["fasttrain"]
+    if header.get("best", False) and _step_of(best, path) < header["step"]:
+        with explain_write(best.with_name(best.name + ".unfinished")):
+            replace_by_copy(path, best)
+
+
+def _step_of(best: Path, path: Path) -> float:
+    """Step at which ``best`` was written: -1 where there is none to be read, above all others if it is ``path``."""
+    try:
+        if best.samefile(path):
+            return math.inf
+        return int(torch.load(best, map_location="cpu", weights_only=True, mmap=True)["fasttrain"]["step"])
+    except Exception:  # what reads the bytes of any file raises what it likes
+        return -1
 
 
 class WholeFileIO(TorchCheckpointIO):

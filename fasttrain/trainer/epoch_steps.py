@@ -58,3 +58,8 @@ class EpochSteps:
 def seed_epoch(seed: int, epoch: int, rank: int) -> None:
     """Make the random numbers of an epoch (dropout, stochastic depth) a function of (seed, epoch, rank)."""
     torch.manual_seed(((seed * 1_000_003 + epoch) * 65_537 + rank) % 2**63)
+
+
+def seed_step(seed: int, epoch: int, step: int, rank: int) -> None:
+    """Make them, from the middle of an epoch on, a function of (seed, epoch, step, rank)."""
+    torch.manual_seed((((seed * 1_000_003 + epoch) * 65_537 + rank) * 16_777_259 + step) % 2**63)

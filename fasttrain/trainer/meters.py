@@ -34,8 +34,15 @@ class LossMeter:
         self.total.zero_()
         self.steps = 0
 
-    def check(self, *, step: int, lr: float, px: int, scale: float | None) -> None:
+    def check(self, *, step: int, lr: float, peak_lr: float, px: int, scale: float | None) -> None:
         """Read the counter (a host sync).
+
+        Args:
+            step: Optimizer steps completed.
+            lr: The schedule's, of the last of them.
+            peak_lr: ``optimizer.lr``, which the message halves: the schedule's may be 0 at that step.
+            px: Of the images.
+            scale: The loss scaler's; None without one.
 
         Raises:
             TrainingError: The last MAX_NON_FINITE losses were all not finite.
@@ -47,13 +54,24 @@ class LossMeter:
                 Problem(
                     f"the loss was not finite for {bad} steps in a row, up to step {step} "
                     f"(lr {lr:.4g}, {px} px{scaling})",
-                    f"a lower optimizer.lr (half: optimizer.lr={lr / 2:.3g}), a longer schedule.warmup_epochs, "
+                    f"a lower optimizer.lr (half: optimizer.lr={peak_lr / 2:.3g}), a longer schedule.warmup_epochs, "
                     "optimizer.clip_norm=1.0, or trainer.precision=bf16 instead of fp16",
                 )
             )
 
+    def numbers(self) -> torch.Tensor:
+        """What it has counted, as float64 [3], which ``named`` turns into its state."""
+        steps = torch.full_like(self.total, self.steps)
+        return torch.stack([self.total, self.non_finite_run.double(), steps])
+
+    @staticmethod
+    def named(numbers: torch.Tensor) -> dict[str, float | int]:
+        """The state that ``load_state_dict`` takes, of the ``numbers`` of this meter or of another rank's."""
+        total, non_finite_run, steps = numbers.tolist()
+        return {"total": total, "non_finite_run": int(non_finite_run), "steps": int(steps)}
+
     def state_dict(self) -> dict[str, float | int]:
-        return {"total": float(self.total), "non_finite_run": int(self.non_finite_run), "steps": self.steps}
+        return self.named(self.numbers())
 
     def load_state_dict(self, state: dict[str, float | int]) -> None:
         self.total.fill_(state["total"])

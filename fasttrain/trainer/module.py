@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -16,6 +16,13 @@ from fasttrain.strategy.accelerated import AcceleratedDDPStrategy
 from fasttrain.trainer.compiled import compiled_graphs
 from fasttrain.trainer.epoch_steps import EpochSteps, seed_epoch
 from fasttrain.trainer.meters import RATE_SKIP_STEPS, LossMeter, RateMeter
+from fasttrain.trainer.mid_epoch import (
+    MidEpochState,
+    gather_state,
+    mean_loss_state,
+    read_state,
+    restore_random_numbers,
+)
 from fasttrain.trainer.mixing import draw_mix
 from fasttrain.trainer.ranks import check_equal
 from fasttrain.trainer.step import StepRunner
@@ -29,15 +36,6 @@ MAX_STEPS_TOGETHER, SECONDS_TOGETHER = 50, 0.5
 
 # Where a network's weights are in Lightning's state dict.
 NETWORK, AVERAGED = "objective.network.", "average.network."
-
-
-class MidEpochState(TypedDict):
-    """What an epoch that was left in its middle needs to go on."""
-
-    loss: dict[str, float | int]
-    skipped_steps: int
-    rng: torch.Tensor
-    rng_cuda: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -158,14 +156,21 @@ class ClassifierModule(ValidatedModule):
             self.rate_meter.start()
 
     def _continue_epoch(self, state: MidEpochState) -> None:
-        self.loss_meter.load_state_dict(state["loss"])
+        ranks, world_size, rank = state["ranks"], self.trainer.world_size, self.trainer.global_rank
+        same_ranks = len(ranks) == world_size
+        self.loss_meter.load_state_dict(ranks[rank]["loss"] if same_ranks else mean_loss_state(ranks))
         self.step_runner.skipped.fill_(state["skipped_steps"])
         # A part of an epoch has no images/s of its own.
         self._rate_first_step = None
-        if self.trainer.is_global_zero:
-            torch.set_rng_state(state["rng"])
-            if self.device.type == "cuda" and state["rng_cuda"] is not None:
-                torch.cuda.set_rng_state(state["rng_cuda"], self.device)
+        restore_random_numbers(
+            state,
+            rank=rank,
+            world_size=world_size,
+            device=self.device,
+            seed=self.config.seed,
+            epoch=self.epoch_plan.recipe_epoch,
+            step=self.step,
+        )
 
     def training_step(self, work: Callable[[Callable[[list[Batch]], None]], None], batch_idx: int) -> None:
         work(self.train_step)
@@ -208,8 +213,13 @@ class ClassifierModule(ValidatedModule):
 
     def check_loss(self) -> None:
         """Look at the loss on the device; ends the run when it has diverged."""
-        lr = self.schedule.lr(self.step - 1)
-        self.loss_meter.check(step=self.step, lr=lr, px=self.epoch_plan.px, scale=self.step_runner.loss_scale())
+        self.loss_meter.check(
+            step=self.step,
+            lr=self.schedule.lr(self.step - 1),
+            peak_lr=self.config.optimizer.lr,
+            px=self.epoch_plan.px,
+            scale=self.step_runner.loss_scale(),
+        )
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         epoch = self.epoch_plan
@@ -245,18 +255,19 @@ class ClassifierModule(ValidatedModule):
             # Until the average begins it is the trained network. The key is the one that timm looks for first.
             source = AVERAGED if self.average.begun(self.step) else NETWORK
             checkpoint["state_dict_ema"] = _of_network(whole, source)
-        checkpoint["fasttrain_epoch_state"] = MidEpochState(
-            loss=self.loss_meter.state_dict(),
-            skipped_steps=int(self.step_runner.skipped),
-            rng=torch.get_rng_state(),
-            rng_cuda=torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        # All ranks come here, though rank 0 alone writes.
+        checkpoint["fasttrain_epoch_state"] = gather_state(
+            self.loss_meter,
+            int(self.step_runner.skipped),
+            world_size=self.trainer.world_size,
+            device=self.device,
         )
 
-    def resume_at(self, step: int, epoch_state: MidEpochState) -> None:
+    def resume_at(self, step: int, epoch_state: Mapping[str, Any]) -> None:
         """Continue after ``step`` updates; inside an epoch its meters and random numbers go on too."""
         self.step = step
         if step < self.plan.total_steps and step > self.plan.epoch_at(step).first_step:
-            self._resumed = epoch_state
+            self._resumed = read_state(epoch_state)
 
 
 def _of_network(state: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -51,6 +51,16 @@ def smallest(numbers: list[int], world_size: int, device: torch.device) -> list[
     return [int(value) for value in values.tolist()]
 
 
+def of_all_ranks(values: Tensor, world_size: int, device: torch.device) -> list[Tensor]:
+    """Every rank's tensor, on the CPU in the ranks' order; all must ask, with equal shapes and dtypes."""
+    if world_size == 1:
+        return [values.cpu()]
+    mine = values.to(device)
+    gathered = [torch.empty_like(mine) for _ in range(world_size)]
+    torch.distributed.all_gather(gathered, mine)
+    return [tensor.cpu() for tensor in gathered]
+
+
 def take_from_first(tensors: Iterable[Tensor], world_size: int) -> None:
     """Copy rank 0's values into every rank's tensors."""
     if world_size > 1:

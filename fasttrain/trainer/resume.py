@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fasttrain.errors import ConfigError, FasttrainError, Problem
 from fasttrain.stages import Plan
 from fasttrain.strategy.accelerated import AcceleratedDDPStrategy
 from fasttrain.trainer.module import ClassifierModule
+from fasttrain.trainer.resume_check import unfit_weights
 
 log = logging.getLogger("fasttrain")
 
@@ -93,13 +95,8 @@ class Resume(Callback):
         try:
             pl_module.network.load_state_dict(content["state_dict"])
         except RuntimeError as error:
-            raise ConfigError(
-                Problem(
-                    f"the weights of {self.path} do not fit model.name={pl_module.config.model.name}: "
-                    + " ".join(str(error).split())[:400],
-                    "give the model with which the run was started",
-                )
-            ) from error
+            config = asdict(pl_module.config)
+            raise ConfigError(unfit_weights(content["fasttrain"]["config"], self.path, config, error)) from error
         load_average(pl_module, content, step, self.path)
         load_optimizer(trainer.optimizers[0], content["optimizer_states"][0], self.path)
         scaler = getattr(trainer.precision_plugin, "scaler", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ HARMLESS = (
     "model.kernels.max_pool",
     "model.kernels.norm_relu_pool",
 )
+
+# Settings with another value of which a checkpoint's weights find no place, whatever is forced.
+OTHER_NETWORK = ("model.name", "model.ensemble")
 
 # Classes that a message names; the rest it counts.
 MAX_NAMED = 5
@@ -58,17 +62,14 @@ def check_resume(
     Raises:
         DataError: The data's classes or images are others, so that labels would be shifted; other files are left out.
         ConfigError: Model or data settings differ (unless ``force``), or the epochs behind the checkpoint's
-            position are other ones in this plan.
+            position are other ones in this plan, or the optimizer is another one.
     """
     header = content["fasttrain"]
+    then = load_run(header["config"], older=True)
     check_classes(header, path, images, fix="give data.root the data set on which it was trained")
     _check_skipped(header, path, images)
     _check_images(header, path, images, force=force)
-    differences = [
-        (key, old, new)
-        for key, old, new in config_diff(load_run(header["config"], older=True).values, config)
-        if key not in OF_THE_PROCESS
-    ]
+    differences = [(key, old, new) for key, old, new in config_diff(then.values, config) if key not in OF_THE_PROCESS]
     for key, old, new in differences:
         log.info("resume: %s was %s, is now %s", key, old, new)
     done = [list(row) for row in header["epochs"]]
@@ -86,13 +87,62 @@ def check_resume(
         for key, old, new in differences
         if key.split(".")[0] in ("model", "data") and key not in HARMLESS
     ]
-    if refused and not force:
-        raise ConfigError(
-            [
-                *refused,
-                Problem("a resume with other model or data settings is another run", "resume_force=true"),
-            ]
+    if force:
+        refused = []
+    elif refused and not any(key in OTHER_NETWORK for key, _, _ in differences):
+        refused.append(Problem("a resume with other model or data settings is another run", "resume_force=true"))
+    if problems := [*refused, *_check_optimizer(then.values["optimizer"], config["optimizer"], path)]:
+        raise ConfigError(problems)
+
+
+def unfit_weights(config_text: str, path: Path, config: dict[str, Any], error: Exception) -> Problem:
+    """What to say of a checkpoint's weights that this run's network does not take, all else being accepted.
+
+    Args:
+        config_text: The checkpoint's settings.
+        path: Of the checkpoint.
+        config: This run's settings as plain types.
+        error: Of the loading.
+    """
+    differing = [
+        (key, old, new)
+        for key, old, new in config_diff(load_run(config_text, older=True).values, config)
+        if key.startswith("model.") and key not in HARMLESS
+    ]
+    if not differing:
+        why = " ".join(str(error).split())[:400]
+        return Problem(
+            f"the weights of {path} do not fit model.name={config['model']['name']}: {why}",
+            "use the version of timm and of this program with which the run was started",
         )
+    changes = "; ".join(f"{key} was {old}, is now {new}" for key, old, new in differing)
+    return Problem(
+        f"the weights of {path} do not fit this run's network: {changes}",
+        " ".join(f"{key}={flow(old)}" for key, old, _ in differing),
+    )
+
+
+def _check_optimizer(then: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> list[Problem]:
+    """What one optimizer keeps of the steps behind it, another cannot use, ``resume_force=true`` or not."""
+    if _update_rule(then) == _update_rule(now):
+        return []
+    return [
+        Problem(
+            f"{path} holds the averages of {_optimizer_words(then)}, this run has {_optimizer_words(now)}",
+            f"{_optimizer_words(then)}, or a new run from its weights: model.init_from={path}",
+        )
+    ]
+
+
+def _update_rule(optimizer: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Kind and name; torch's SGD and this program's own keep the same."""
+    kind, name = optimizer["kind"], optimizer.get("name")
+    return ("sgd", None) if (kind, name) == ("torch", "SGD") else (kind, name)
+
+
+def _optimizer_words(optimizer: Mapping[str, Any]) -> str:
+    name = optimizer.get("name")
+    return f"optimizer={optimizer['kind']}" + (f" optimizer.name={name}" if name else "")
 
 
 def _check_skipped(header: dict[str, Any], path: Path, images: Scan) -> None:

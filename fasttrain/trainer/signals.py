@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from types import FrameType
 
 from fasttrain.errors import INTERRUPTED, TERMINATED, Stopped
@@ -30,12 +31,18 @@ class StopSignals:
     Args:
         grace_s: In place of GRACE_S.
         hurried: Signals whose sender will not wait.
+        speaks: Whether the first signal is answered with a line on stderr; one rank of a run does.
     """
 
     def __init__(
-        self, *, grace_s: float | None = None, hurried: Collection[int] = (signal.SIGTERM, signal.SIGUSR1)
+        self,
+        *,
+        grace_s: float | None = None,
+        hurried: Collection[int] = (signal.SIGTERM, signal.SIGUSR1),
+        speaks: bool = True,
     ) -> None:
         self._grace_s, self._hurried = GRACE_S if grace_s is None else grace_s, hurried
+        self.speaks = speaks
         self.requested: int | None = None
         self.training = False
         self._saved = threading.Event()
@@ -75,13 +82,15 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.training:
-            raise Stopped(
-                "stopped before the first training step; nothing was lost", EXIT_CODES[signal.Signals(number)]
-            )
+            raise Stopped("before the first training step; nothing was lost", EXIT_CODES[signal.Signals(number)])
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         if self.requested is None:
             self.requested = number
+            if self.speaks:
+                # No print: a handler may have interrupted one. A terminal that has gone is no reason to fail.
+                with suppress(OSError):
+                    os.write(2, b"stopping after this step\n")
 
     def _watch(self, pipe: int) -> None:
         """Read signals until the pipe closes; after one that does not wait, give the run its grace to save."""

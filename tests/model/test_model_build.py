@@ -155,6 +155,17 @@ def test_init_from_another_width_names_the_shapes(tmp_path: Any) -> None:
     assert " more" in message
 
 
+@pytest.mark.parametrize(("then", "now"), [(2, 3), (1, 2), (2, 1)])
+def test_init_from_another_number_of_networks_names_the_ensemble(tmp_path: Any, then: int, now: int) -> None:
+    torch.save(build("test_resnet", ensemble=then).state_dict(), tmp_path / "saved.ckpt")
+    message = refused("test_resnet", ensemble=now, init_from=str(tmp_path / "saved.ckpt"))
+    assert f"fix: model.ensemble={then}" in message
+    assert "model.name" not in message
+    other = refused("resnet18d", ensemble=now, init_from=str(tmp_path / "saved.ckpt"))
+    assert "fix: model.name=NAME of the network that the file was saved from" in other
+    assert f"model.ensemble={then}" in other
+
+
 def test_init_from_another_number_of_classes_is_refused(tmp_path: Any) -> None:
     torch.save({"state_dict": build("resnet18d", num_classes=16).state_dict()}, tmp_path / "saved.ckpt")
     message = refused("resnet18d", num_classes=10, init_from=str(tmp_path / "saved.ckpt"))

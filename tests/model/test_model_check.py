@@ -13,7 +13,7 @@ import torch
 
 from fasttrain.config.schema import StageConfig
 from fasttrain.model.build import meta_model
-from fasttrain.model.check import check, check_libraries
+from fasttrain.model.check import check, check_first_weights, check_libraries
 from fasttrain.model.image_sizes import refusal
 from tests.model.defaults import MODEL, OWN
 
@@ -47,7 +47,8 @@ def test_the_cheap_check_imports_no_library() -> None:
 def test_rules_between_keys(tmp_path: Any) -> None:
     weights = tmp_path / "a.ckpt"
     weights.touch()
-    assert "no such file" in told(check(run(init_from=str(tmp_path / "none.ckpt"))))
+    assert "no such file" in told(check_first_weights(run(init_from=str(tmp_path / "none.ckpt"))))
+    assert check_first_weights(run(init_from=str(weights))) == check_first_weights(run()) == []
     assert "both name the first weights" in told(check(run(init_from=str(weights), pretrained=True)))
     assert "would undo" in told(check(run(pretrained=True, batchnorm=replace(OWN, zero_init_last=True))))
     assert "both set the classifier" in told(check(run(init_from=str(weights), head_init_std=0.01)))

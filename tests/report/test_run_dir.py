@@ -12,7 +12,7 @@ import yaml
 from fasttrain.errors import ConfigError, MachineError
 from fasttrain.report.console import configure_logging, log
 from fasttrain.report.machine import command_line, commit
-from fasttrain.report.run_dir import choose_run_dir, open_run_dir
+from fasttrain.report.run_dir import choose_run_dir, has_checkpoint, open_run_dir
 from tests.report.conftest import make_config
 
 
@@ -43,6 +43,29 @@ def test_a_requeued_slurm_job_finds_its_folder_and_another_run_gets_its_own(
     assert choose_run_dir(other, job)[0].name == "slurm-4711_tiny-2"
     array = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
     assert choose_run_dir(config, array)[0].name == "slurm-4711_3_tiny"
+
+
+def test_a_run_has_a_checkpoint_where_it_would_look_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, config = tmp_path / "run", make_config()
+    auto = dataclasses.replace(config, run_dir=str(folder), resume="auto")
+    last, other = folder / "checkpoints" / "last.ckpt", tmp_path / "other.ckpt"
+    named = dataclasses.replace(config, resume=str(other))
+    assert not has_checkpoint(auto, {})
+    assert not has_checkpoint(named, {})
+    last.parent.mkdir(parents=True)
+    last.touch()
+    other.touch()
+    assert has_checkpoint(auto, {})
+    assert has_checkpoint(named, {})
+    assert not has_checkpoint(dataclasses.replace(auto, resume=None), {})
+    assert not has_checkpoint(config, {"SLURM_JOB_ID": "4711"})
+    folder.rename(tmp_path / "moved")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "moved").rename(tmp_path / "runs" / "slurm-4711_tiny")
+    assert has_checkpoint(config, {"SLURM_JOB_ID": "4711"})
+    assert not has_checkpoint(config, {})
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["slurm-4711_tiny"]
 
 
 def test_auto_needs_a_folder_to_look_in() -> None:

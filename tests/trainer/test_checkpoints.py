@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.trainer.checkpoints import replace_by_copy
+from fasttrain.trainer import checkpoints
+from fasttrain.trainer.checkpoints import replace_by_copy, restore_best
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_files_before(
@@ -60,3 +61,40 @@ def test_a_copy_replaces_what_is_there(tmp_path: Path) -> None:
     replace_by_copy(source, target)
     assert target.read_text() == "new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_kill_between_the_renames_costs_no_best_checkpoint(
+    train_tiny: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    best = run_dir / "checkpoints" / "best.ckpt"
+
+    def kill(source: Path, target: Path) -> None:
+        raise ArithmeticError("killed here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "replace_by_copy", kill)
+        assert train_tiny(f"run_dir={run_dir}") == 1
+    assert not best.exists()
+    # The target ends the run before it trains further.
+    assert train_tiny(f"run_dir={run_dir}", "resume=auto", "target.value=0.1", "target.stop=true") == 0
+    assert torch.load(best)["fasttrain"]["step"] == 4
+    assert torch.load(best)["fasttrain"]["best"] is True
+
+
+@pytest.mark.parametrize(
+    ("before", "best", "after"),
+    [(None, True, 8), (4, True, 8), (12, True, 12), ("broken", True, 8), (4, False, 4), (None, False, None)],
+)
+def test_best_is_replaced_where_it_is_missing_or_older(
+    tmp_path: Path, before: int | str | None, best: bool, after: int | None
+) -> None:
+    last, kept = tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    content = {"fasttrain": {"step": 8, "best": best}}
+    torch.save(content, last)
+    if before == "broken":
+        kept.write_bytes(b"half")
+    elif before is not None:
+        torch.save({"fasttrain": {"step": before}}, kept)
+    restore_best(tmp_path, last, content)
+    assert (torch.load(kept)["fasttrain"]["step"] if kept.exists() else None) == after

@@ -170,7 +170,7 @@ def test_a_broken_last_checkpoint_falls_back_to_the_one_before(
 @pytest.mark.parametrize(
     ("override", "fragments"),
     [
-        ("model.name=resnet10t", ["model.name was test_resnet", "is now resnet10t", "resume_force=true"]),
+        ("model.name=resnet10t", ["model.name was test_resnet", "is now resnet10t", "fix: model.name=test_resnet"]),
         ("data.flip=none", ["data.flip was", "is now none", "resume_force=true"]),
         ("stages.0.batch_size=32", ["stage table", "[32, 16, 4]"]),
     ],

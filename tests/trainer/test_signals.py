@@ -34,6 +34,30 @@ def test_a_signal_in_training_is_remembered_and_the_handlers_come_back() -> None
     assert threading.active_count() == threads
 
 
+@pytest.mark.parametrize("speaks", [True, False])
+def test_the_first_signal_in_training_is_answered_at_once(capfd: pytest.CaptureFixture[str], speaks: bool) -> None:
+    signals = StopSignals(speaks=speaks)
+    signals.install()
+    signals.training = True
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert capfd.readouterr().err == ("stopping after this step\n" if speaks else "")
+    finally:
+        signals.restore()
+
+
+def test_without_a_terminal_a_signal_is_remembered_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> int:
+        raise BrokenPipeError
+
+    signals = StopSignals()
+    signals.training = True
+    monkeypatch.setattr(os, "write", gone)
+    signals._handle(signal.SIGINT, None)
+    assert signals.requested == signal.SIGINT
+
+
 def test_a_second_ctrl_c_ends_the_run_at_once() -> None:
     signals = StopSignals()
     signals.install()
@@ -54,6 +78,7 @@ def test_before_training_a_signal_ends_the_run_where_it_arrives() -> None:
         with pytest.raises(Stopped) as caught:
             os.kill(os.getpid(), signal.SIGUSR1)
         assert caught.value.exit_code == 143
+        assert str(caught.value) == "stopped: before the first training step; nothing was lost"
     finally:
         signals.restore()
 

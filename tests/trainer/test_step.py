@@ -115,12 +115,14 @@ def test_loss_meter_counts_what_is_not_finite_in_a_row() -> None:
     assert (float(meter.total), meter.steps) == (0.0, 0)
     for _ in range(MAX_NON_FINITE - 2):
         meter.add(torch.tensor(float("nan")))
-    meter.check(step=1, lr=0.1, px=32, scale=None)
+    meter.check(step=1, lr=0.0, peak_lr=0.3, px=32, scale=None)
     restored = LossMeter(torch.device("cpu"))
     restored.load_state_dict(meter.state_dict())
     restored.add(torch.tensor(float("nan")))
-    with pytest.raises(Exception, match="20 steps in a row"):
-        restored.check(step=2, lr=0.1, px=32, scale=65536.0)
+    with pytest.raises(Exception, match="20 steps in a row") as caught:
+        restored.check(step=2, lr=0.0, peak_lr=0.3, px=32, scale=65536.0)
+    assert "lr 0, 32 px" in str(caught.value)
+    assert "half: optimizer.lr=0.15)" in str(caught.value)
 
 
 def test_accuracy_meter_counts_valid_rows_only() -> None:

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fasttrain.config.compose import ComposedRun, compose_run, load_run
@@ -165,9 +166,7 @@ def report_command(arguments: Sequence[str]) -> int:
     if flags.project:
         if flags.run_dirs or flags.out or flags.json or not flags.rates:
             parser.error("--project takes --rates FILE, and neither folders nor --out nor --json")
-        from fasttrain.report.projection import project_recipe
-
-        print(project_recipe(flags.project, flags.rates))
+        print(_projected(flags.project, flags.rates))
         return 0
     if not flags.run_dirs or flags.rates:
         parser.error("RUN_DIR [RUN_DIR ...] or --project recipe=NAME --rates FILE was expected")
@@ -182,6 +181,16 @@ def report_command(arguments: Sequence[str]) -> int:
 
     print(report_runs(flags.run_dirs, out=flags.out, json_file=flags.json))
     return 0
+
+
+def _projected(overrides: Sequence[str], rates: Path) -> str:
+    """The time of a recipe that can be run, as a table; its images need not be there."""
+    from fasttrain.report.projection import project_recipe
+    from fasttrain.run.planning import check_rooms
+
+    run = compose_run(overrides)
+    check_rooms(replace(run.config, dry_run=True), run.provenance)
+    return project_recipe(run.config, rates)
 
 
 def bench_command(arguments: Sequence[str]) -> int:

@@ -173,7 +173,7 @@ def _check(name: str, root: Path) -> str:
     data_set = DATA_SETS[name]
     notes = _refuse_incomplete(name, root)
     counts = _counts(data_set.num_train, data_set.num_val, data_set.num_classes)
-    lines = [f"{name}: {counts} in {root}, as published", *notes]
+    lines = [f"{name}: {counts} in {root}, counts and classes as published", *notes]
     return "\n".join([*lines, _train_line(data_set.recipe, f" data.root={root}")])
 
 

@@ -56,7 +56,8 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     """
     options = config.optimizer
     if isinstance(options, NamedOptimizerConfig):
-        optimizer = build_named(options, _plain_groups(config, model), _first_momentum(config))
+        cycles = config.schedule.momentum is not None
+        optimizer = build_named(options, _plain_groups(config, model), _first_momentum(config), cycles=cycles)
         settings: Iterable[str] = options.args
     elif isinstance(options, SGDConfig):
         optimizer = _build_sgd_like(config, options, model)

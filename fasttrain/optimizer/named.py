@@ -14,61 +14,81 @@ from fasttrain.optimizer.groups import Group
 
 # timm's prefix for an optimizer inside its Lookahead.
 LOOKAHEAD = "lookahead_"
+# timm's prefixes for optimizers of libraries that it does not bring: APEX and bitsandbytes.
+OF_OTHER_LIBRARIES = ("fused", "bnb")
+# Classes that the training loop cannot run as they are meant, and why.
+UNFIT = {
+    "SparseAdam": "this optimizer takes sparse gradients only, and the networks' are dense",
+    "Rprop": "this optimizer reads the learning rate at its first step only, so it would ignore the schedule",
+}
 
 
-def build_named(config: NamedOptimizerConfig, groups: list[Group], momentum: float) -> torch.optim.Optimizer:
+def build_named(
+    config: NamedOptimizerConfig, groups: list[Group], momentum: float, *, cycles: bool = False
+) -> torch.optim.Optimizer:
     """An optimizer of the library that ``config.kind`` names.
 
     Args:
         config: Name, learning rate, further arguments.
         groups: Parameter groups with their own ``weight_decay``.
         momentum: Of the first step: ``momentum``, or the first of ``betas``.
+        cycles: Whether the momentum moves with the schedule (``schedule.momentum``).
 
     Raises:
         ConfigError: An unknown name or argument, a setting that the class would ignore, or parameters or
             values that it refuses.
     """
-    problems = named_problems(config)
+    problems = named_problems(config, cycles=cycles)
     if problems:
         raise ConfigError(problems)
     arguments = {"lr": config.lr, **config.args}
     parameters = _parameters(config)
     if "momentum" in parameters:
         arguments["momentum"] = momentum
-    elif "betas" in parameters:
-        betas = arguments.get("betas") or _default_betas(config)
+    elif "betas" in parameters and (betas := _betas(config)) is not None:
         arguments["betas"] = (momentum, *list(betas)[1:])
     try:
-        if config.kind == "torch":
-            return getattr(torch.optim, config.name)(groups, **arguments)
-        from timm.optim import create_optimizer_v2
-
-        return create_optimizer_v2(groups, opt=config.name, weight_decay=config.weight_decay, **arguments)
+        optimizer = _construct(config, groups, arguments)
     except Exception as error:  # constructors of two libraries raise what they like
         raise ConfigError(_refused(config, error)) from error
+    if cycles and not {"momentum", "betas"} & optimizer.param_groups[0].keys():
+        raise ConfigError(_no_cycle(config))
+    return optimizer
 
 
-def named_problems(config: NamedOptimizerConfig) -> list[Problem]:
-    """What is wrong with a name and its arguments, all of it."""
+def _construct(config: NamedOptimizerConfig, groups: list[Group], arguments: dict[str, Any]) -> torch.optim.Optimizer:
+    if config.kind == "torch":
+        return getattr(torch.optim, config.name)(groups, **arguments)
+    from timm.optim import create_optimizer_v2
+
+    return create_optimizer_v2(groups, opt=config.name, weight_decay=config.weight_decay, **arguments)
+
+
+def named_problems(config: NamedOptimizerConfig, *, cycles: bool = False) -> list[Problem]:
+    """What is wrong with a name and its arguments, all of it; ``cycles`` as for ``build_named``."""
     if config.name not in known_names(config.kind):
         return [_unknown_name(config)]
-    parameters = _parameters(config)
-    if parameters == {"closure"}:
-        return [
-            Problem(
-                f"optimizer.name={config.name}: this optimizer computes the loss several times a step, "
-                "which the training loop does not",
-                "optimizer.name=AdamW" if config.kind == "torch" else "optimizer.name=adamw",
-            )
-        ]
+    try:
+        _class(config)
+    except Exception as error:  # a library that is not here, or no GPU for it
+        return [_not_loaded(config, error)]
+    if reason := _unfit(config):
+        fix = "optimizer.name=AdamW" if config.kind == "torch" else "optimizer.name=adamw"
+        return [Problem(f"optimizer.name={config.name}: {reason}", fix)]
+    return [*_unknown_arguments(config), *_ignored_settings(config, cycles=cycles)]
+
+
+def _unfit(config: NamedOptimizerConfig) -> str:
+    """Why the training loop cannot run this optimizer; empty where it can."""
+    if _parameters(config) == {"closure"}:
+        return "this optimizer computes the loss several times a step, which the training loop does not"
     if _second_order(config):
-        return [
-            Problem(
-                f"optimizer.name={config.name}: this optimizer needs second derivatives of the loss, "
-                "which the training loop does not compute",
-                "optimizer.name=adamw",
-            )
-        ]
+        return "this optimizer needs second derivatives of the loss, which the training loop does not compute"
+    return UNFIT.get(_class(config).__name__, "")
+
+
+def _unknown_arguments(config: NamedOptimizerConfig) -> list[Problem]:
+    parameters = _parameters(config)
     problems = []
     for name in config.args:
         if name not in parameters and "kwargs" not in parameters:
@@ -78,9 +98,19 @@ def named_problems(config: NamedOptimizerConfig) -> list[Problem]:
             problems.append(
                 Problem(f"optimizer.args has {name}, which {config.name} of {config.kind} does not take", fix)
             )
-    if config.momentum != 0 and not {"momentum", "betas"} & parameters:
-        what = f"optimizer.momentum={config.momentum:g}: {config.name} of {config.kind} has no momentum"
-        problems.append(Problem(what, "optimizer.momentum=0"))
+    return problems
+
+
+def _ignored_settings(config: NamedOptimizerConfig, *, cycles: bool) -> list[Problem]:
+    """Settings that the class would take no notice of."""
+    parameters = _parameters(config)
+    problems = []
+    if "momentum" not in parameters and ("betas" not in parameters or _betas(config) is None):
+        if config.momentum != 0:
+            what = f"optimizer.momentum={config.momentum:g}: {config.name} of {config.kind} has no momentum"
+            problems.append(Problem(what, "optimizer.momentum=0"))
+        if cycles:
+            problems.append(_no_cycle(config))
     if config.weight_decay != 0 and "weight_decay" not in parameters:
         what = f"optimizer.weight_decay={config.weight_decay:g}: {config.name} of {config.kind} has no decay"
         problems.append(Problem(what, "optimizer.weight_decay=0"))
@@ -128,8 +158,24 @@ def _second_order(config: NamedOptimizerConfig) -> bool:
     return bool(get_optimizer_info(config.name.removeprefix(LOOKAHEAD)).second_order)
 
 
-def _default_betas(config: NamedOptimizerConfig) -> Any:
-    return inspect.signature(_class(config)).parameters["betas"].default
+def _betas(config: NamedOptimizerConfig) -> Any:
+    """The ``betas`` given, or the class's own; None for a class that goes without them by default."""
+    return config.args.get("betas") or inspect.signature(_class(config)).parameters["betas"].default
+
+
+def _no_cycle(config: NamedOptimizerConfig) -> Problem:
+    what = f"schedule.momentum: {config.name} of {config.kind} has no momentum that could move with the learning rate"
+    return Problem(what, "schedule.momentum=null")
+
+
+def _not_loaded(config: NamedOptimizerConfig, error: Exception) -> Problem:
+    """An optimizer of a library beside timm; the fix is timm's own of that name, where it has one."""
+    own = config.name
+    for prefix in (LOOKAHEAD, *OF_OTHER_LIBRARIES):
+        own = own.removeprefix(prefix)
+    own = own.removesuffix("8bit")
+    fix = f"optimizer.name={own if own in known_names(config.kind) else 'adamw'}"
+    return Problem(f"optimizer.name={config.name}: {config.kind} cannot load it here: {_reason(error)}", fix)
 
 
 def _unknown_name(config: NamedOptimizerConfig) -> Problem:
@@ -156,10 +202,14 @@ def _close_in(wanted: str, kind: str, *, switch: str) -> list[str]:
 
 
 def _refused(config: NamedOptimizerConfig, error: Exception) -> Problem:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     given = "".join(f" optimizer.args.{name}={value}" for name, value in config.args.items())
     hint = "optimizer=muon_sgd, which takes convolutions too" if "muon" in config.name.lower() else ""
     return Problem(
-        f"optimizer.name={config.name}{given}: {config.kind} refuses this network or these values: {reason}",
+        f"optimizer.name={config.name}{given}: {config.kind} refuses this network or these values: {_reason(error)}",
         hint,
     )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an exception, or its type where it has no words."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

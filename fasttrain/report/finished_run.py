@@ -12,12 +12,12 @@ from typing import Any
 import yaml
 
 from fasttrain.errors import ConfigError, DataError, Problem
+from fasttrain.report.file_check import check_misc, check_plan, check_report_settings, check_result
 from fasttrain.report.history import Row, read_metrics
-from fasttrain.report.result import KEYS, LATER_KEYS, SCHEMA
+from fasttrain.report.result import LATER_KEYS, SCHEMA
 
 RESULT = "report/result.json"
 NEEDED = ("config.yaml", "plan.json", "metrics.csv", RESULT)
-PLAN_KEYS = ("stages", "total_steps", "total_epochs", "num_train", "num_val", "num_classes", "lr", "px")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def load_run(path: Path) -> Run:
 
     Raises:
         ConfigError: There is no such folder.
-        DataError: Files are missing or cannot be read; names every one that is missing.
+        DataError: Files are missing, cannot be read or hold what no run writes; names every one that is missing.
     """
     if not path.is_dir():
         raise ConfigError(Problem(f"{path}: no such folder; expected the folder of a run"))
@@ -57,20 +57,28 @@ def load_run(path: Path) -> Run:
     result = dict.fromkeys(LATER_KEYS) | _json(path / RESULT)
     if result.get("schema") != SCHEMA:
         raise DataError(Problem(f"{path / RESULT}: schema {result.get('schema')!r}, this version reads {SCHEMA}"))
-    _require(path / RESULT, result, KEYS)
+    check_result(path / RESULT, result)
     plan = _json(path / "plan.json")
-    _require(path / "plan.json", plan, PLAN_KEYS)
+    check_plan(path / "plan.json", plan)
     config_text = _text(path / "config.yaml")
-    entry = path / "report" / "dawnbench.json"
+    config = _yaml(path / "config.yaml", config_text)
+    check_report_settings(path / "config.yaml", config)
     return Run(
         path=path,
         result=result,
         rows=read_metrics(path / "metrics.csv"),
         plan=plan,
-        config=_yaml(path / "config.yaml", config_text),
+        config=config,
         config_text=config_text,
-        misc=_json(entry).get("misc", {}) if entry.is_file() else {},
+        misc=_misc(path / "report" / "dawnbench.json"),
     )
+
+
+def _misc(path: Path) -> dict[str, Any]:
+    """``misc`` of a ``dawnbench.json``; empty where there is none."""
+    misc = _json(path).get("misc", {}) if path.is_file() else {}
+    check_misc(path, misc)
+    return misc
 
 
 def _unfinished(path: Path, missing: list[str]) -> Problem:
@@ -118,9 +126,3 @@ def _yaml(path: Path, text: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise DataError(Problem(f"{path}: expected settings as key: value"))
     return document
-
-
-def _require(path: Path, document: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    lacking = [key for key in keys if key not in document]
-    if lacking:
-        raise DataError(Problem(f"{path}: {', '.join(lacking)} missing"))

@@ -227,12 +227,23 @@ def notes(groups: Sequence[Group]) -> list[str]:
             lines.append("   its times are the mean of the runs that reached the target only")
         if len(group.runs) > 1:
             lines.append("   " + _intervals(group))
+    lines += _shared_lr(groups)
     commits = dict.fromkeys(str(run.result["commit"]) for group in groups for run in group.runs)
     if len(commits) > 1:
         lines.append(f"the runs were made by different code: {', '.join(commits)}")
     if len({group.target for group in groups}) > 1:
         lines.append("the groups have different targets: their times do not compare")
     return lines
+
+
+def _shared_lr(groups: Sequence[Group]) -> list[str]:
+    """The learning rate that groups of different optimizers have in common: what fits one need not fit another."""
+    optimizers = {(group.differs.get("optimizer.kind"), group.differs.get("optimizer.name")) for group in groups}
+    optimizer = groups[0].runs[0].config.get("optimizer")
+    lr = optimizer.get("lr") if isinstance(optimizer, Mapping) else None
+    if len(optimizers) == 1 or lr is None or any("optimizer.lr" in group.differs for group in groups):
+        return []
+    return [f"the groups have different optimizers, and all of them optimizer.lr={_word(lr)}"]
 
 
 def _intervals(group: Group) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,15 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.config.compose import compose_run
+from fasttrain.config.schema import ModelConfig, RunConfig
 from fasttrain.errors import ConfigError, DataError, Problem
 from fasttrain.regular_file import require_regular_file
 from fasttrain.report.result import cost_usd, duration
 from fasttrain.stages import Plan, build_plan
+from fasttrain.trainer.check import check_averaging_steps
 
 NUM_GPUS = (1, 8)
 
 # "step, 96 px, batch 2048" as `fasttrain bench step` writes it, perhaps with the name of an arm behind it.
-STEP_FIGURE = re.compile(r"(?:step, )?(?P<px>\d+) px, batch \d+(?:, (?P<arm>.+))?")
+STEP_FIGURE = re.compile(r"(?:step, )?(?P<px>\d{1,9}) px, batch (?P<batch>\d{1,9})(?:, (?P<arm>.+))?")
+# What figures can be: the px of a stage (config/schema.py), and rates far beyond both ends of any machine.
+PX_BOUNDS = (8, 1024)
+RATE_BOUNDS = (1e-3, 1e9)
+# Settings of a network that make it another one at the same px and batch.
+OF_THE_NETWORK = ("name", "args", "ensemble")
+
+# images/s by px and global batch.
+Rates = Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True)
@@ -70,33 +81,48 @@ def rate_at(px: int, rates: Mapping[int, float]) -> tuple[float, str]:
     return 1 / seconds, f"interpolated between {below} and {above} px"
 
 
-def project(plan: Plan, rates: Mapping[int, float]) -> list[StageTime]:
+def rates_near(batch_size: int, rates: Rates) -> dict[int, tuple[float, int]]:
+    """images/s and batch by px: of each px the rate whose batch is nearest to ``batch_size``, by their ratio."""
+
+    def distance(shape: tuple[int, int]) -> float:
+        return abs(math.log(shape[1] / batch_size))
+
+    chosen: dict[int, tuple[float, int]] = {}
+    for px, batch in sorted(rates, key=distance):
+        chosen.setdefault(px, (rates[px, batch], batch))
+    return chosen
+
+
+def project(plan: Plan, rates: Rates) -> list[StageTime]:
     """Each stage's time on one GPU.
 
     Args:
         plan: The whole recipe.
-        rates: Measured images/s of one GPU by px.
+        rates: Measured images/s of one GPU by px and batch.
     """
     times = []
     for stage, members in groupby(plan.epochs, key=lambda epoch: epoch.stage):
         epochs = list(members)
-        rate, known = rate_at(epochs[0].px, rates)
+        px, batch = epochs[0].px, epochs[0].batch_size
+        near = rates_near(batch, rates)
+        rate, known = rate_at(px, {measured: rate for measured, (rate, _) in near.items()})
+        if px in near and near[px][1] != batch:
+            known += f" at batch {near[px][1]:,}"
         images = sum(epoch.images for epoch in epochs)
-        times.append(StageTime(stage, epochs[0].px, len(epochs), images, rate, known))
+        times.append(StageTime(stage, px, len(epochs), images, rate, known))
     return times
 
 
-def project_recipe(overrides: Sequence[str], rates_file: Path) -> str:
+def project_recipe(config: RunConfig, rates_file: Path) -> str:
     """The table of ``fasttrain report --project``.
 
     Args:
-        overrides: A run's settings, ``recipe=NAME`` among them; ``report.cost_per_hour`` is that of one GPU.
+        config: A run that the rooms have checked; ``report.cost_per_hour`` is that of one GPU.
         rates_file: JSON of ``fasttrain bench step`` on one GPU, or a record with the same figures.
 
     Raises:
-        ConfigError, DataError: Settings that cannot be run; a file without rates.
+        ConfigError, DataError: Settings that cannot be run; a file without rates, or with another network's.
     """
-    config = compose_run(list(overrides)).config
     if config.data.num_train is None:
         raise ConfigError(Problem("data.num_train=null: the steps are not known", "data.num_train=1281167"))
     plan = build_plan(
@@ -106,48 +132,76 @@ def project_recipe(overrides: Sequence[str], rates_file: Path) -> str:
         device_batch_size=config.trainer.device_batch_size,
         steps_per_stage=None,
     )
+    if problems := check_averaging_steps(config, plan):
+        raise ConfigError(problems)
     rates = read_rates(rates_file)
     record = json.loads(rates_file.read_text(encoding="utf-8"))
-    _check_network(record, config.model.name, rates_file)
+    _check_network(record, config.model, rates_file)
     table = projection_text(config.recipe, project(plan, rates), config.report.cost_per_hour)
     # What bench step writes where it was stopped half way.
     cut = "; its benchmark was cut short: not all rates of it are there" if "cut_short" in record else ""
     return f"{table}\nrates: {rates_file}, measured on {record.get('hardware', 'unnamed hardware')}{cut}"
 
 
-def _check_network(record: Mapping[str, Any], wanted: str, path: Path) -> None:
+def _check_network(record: Mapping[str, Any], wanted: ModelConfig, path: Path) -> None:
     """Rates of another network say nothing about this one.
 
     Raises:
-        DataError: The record names a recipe whose network is another.
+        DataError: The record names a recipe whose network is another, or does so in no readable way.
     """
     if "recipe" not in record:
         return
-    own = [text for text in record.get("overrides", ()) if str(text).startswith("model.")]
-    try:
-        measured = compose_run([f"recipe={record['recipe']}", *own]).config.model.name
-    except ConfigError:
-        return  # a recipe of another folder: what it trains is not known here
-    if measured != wanted:
+    measured = _measured_network(record, path)
+    if measured is None:
+        return
+    differing = [key for key in OF_THE_NETWORK if getattr(measured, key) != getattr(wanted, key)]
+    if differing:
         raise DataError(
             Problem(
-                f"{path}: rates of {measured} (recipe={record['recipe']}), but the recipe to project trains {wanted}",
+                f"{path}: rates of {_network_text(measured, differing)} (recipe={record['recipe']}), but the recipe to "
+                f"project trains {_network_text(wanted, differing)}",
                 "fasttrain bench step recipe=NAME --json FILE, with the recipe that is projected or one of its network",
             )
         )
 
 
-def read_rates(path: Path) -> dict[int, float]:
-    """Median images/s by px of the training step.
+def _measured_network(record: Mapping[str, Any], path: Path) -> ModelConfig | None:
+    """The network of a record's recipe and overrides; None for a recipe that is not here.
 
     Raises:
-        DataError: Not such a file; no rates; several for one px.
+        DataError: They are no text, or the overrides cannot be read.
+    """
+    recipe, overrides = record["recipe"], record.get("overrides", [])
+    if not isinstance(recipe, str) or not isinstance(overrides, list):
+        what = f"{path}: recipe={recipe!r} and overrides={overrides!r}: a name and a list of KEY=VALUE were expected"
+        raise DataError(Problem(what, 'as fasttrain bench step writes them: "recipe": "NAME", "overrides": []'))
+    own = [text for text in map(str, overrides) if text.lstrip("+").startswith("model.")]
+    try:
+        compose_run([f"recipe={recipe}"])
+    except ConfigError:
+        return None  # a recipe of another folder: what it trains is not known here
+    try:
+        return compose_run([f"recipe={recipe}", *own]).config.model
+    except ConfigError as error:
+        raise DataError([Problem(f"{path}: overrides: {found.what}", found.fix) for found in error.problems]) from error
+
+
+def _network_text(model: ModelConfig, keys: Sequence[str]) -> str:
+    """A network by its name and those of ``keys`` that are beside it."""
+    return " ".join([model.name, *(f"model.{key}={getattr(model, key)}" for key in keys if key != "name")])
+
+
+def read_rates(path: Path) -> dict[tuple[int, int], float]:
+    """Median images/s by px and batch of the training step.
+
+    Raises:
+        DataError: Not such a file; no rates; several for one px and batch; sizes or rates that cannot be.
     """
     try:
         require_regular_file(path)
         figures: Any = json.loads(path.read_text(encoding="utf-8"))["figures"]
         measured = [
-            (found["px"], found["arm"] or "", float(figure["median"]))
+            (figure["name"], int(found["px"]), int(found["batch"]), found["arm"] or "", figure["median"])
             for figure in figures
             if figure["unit"] == "images/s" and (found := STEP_FIGURE.fullmatch(figure["name"]))
         ]
@@ -156,17 +210,36 @@ def read_rates(path: Path) -> dict[int, float]:
         raise DataError(Problem(what, "a file of fasttrain bench step --json FILE")) from error
     if not measured:
         raise DataError(Problem(f'{path}: no figure in images/s is named "step, PX px, batch SIZE"'))
-    arms = dict.fromkeys(arm for _, arm, _ in measured)
+    arms = dict.fromkeys(arm for _, _, _, arm, _ in measured)
     if "" in arms:
-        measured = [row for row in measured if not row[1]]
+        measured = [row for row in measured if not row[3]]
     elif len(arms) > 1:
         raise DataError(Problem(f"{path}: rates of several arms: {', '.join(arms)}", "leave one arm in the file"))
-    rates: dict[int, float] = {}
-    for px, _, rate in measured:
-        if int(px) in rates or not rate > 0:
-            raise DataError(Problem(f"{path}: {px} px has two rates, or none above 0; one was expected"))
-        rates[int(px)] = rate
+    rates: dict[tuple[int, int], float] = {}
+    for name, px, batch, _, median in measured:
+        _check_figure(path, name, px, batch, median)
+        if (px, batch) in rates:
+            what = f"{path}: {px} px, batch {batch} has two rates; one was expected"
+            raise DataError(Problem(what, "leave one figure of each px and batch in the file"))
+        rates[px, batch] = float(median)
     return rates
+
+
+def _check_figure(path: Path, name: str, px: int, batch: int, median: object) -> None:
+    """See that a figure's px, batch and median can be those of a training step.
+
+    Raises:
+        DataError: One cannot.
+    """
+    fix = "measure it again: fasttrain bench step recipe=NAME --json FILE, or take the figure out of the file"
+    if not PX_BOUNDS[0] <= px <= PX_BOUNDS[1] or batch < 1:
+        what = f"{path}: {name}: expected {PX_BOUNDS[0]} to {PX_BOUNDS[1]} px and a batch of 1 or more"
+        raise DataError(Problem(what, fix))
+    is_number = isinstance(median, (int, float)) and not isinstance(median, bool)
+    if not is_number or not RATE_BOUNDS[0] <= median <= RATE_BOUNDS[1]:  # type: ignore[operator]
+        low, high = RATE_BOUNDS
+        what = f"{path}: {name}: median {median!r}: expected images/s above 0, from {low:g} to {high:g}"
+        raise DataError(Problem(what, fix))
 
 
 def projection_text(recipe: str, times: Sequence[StageTime], cost_per_hour: float | None) -> str:

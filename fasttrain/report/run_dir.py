@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -41,7 +42,8 @@ def choose_run_dir(config: RunConfig, environ: Mapping[str, str] = os.environ) -
         The folder, and ``config.resume`` or what SLURM's requeue makes of it.
 
     Raises:
-        ConfigError: ``resume=auto`` without a ``run_dir`` to look in.
+        ConfigError: ``resume=auto`` without a ``run_dir`` to look in; a SLURM job's folder whose settings cannot
+            be read.
         MachineError: The folder cannot be made.
     """
     if config.run_dir is not None:
@@ -106,10 +108,28 @@ def _slurm_folder(config: RunConfig, job: str) -> Path:
         written = path / "config.yaml"
         if not written.is_file():
             return path
-        then = yaml.safe_load(written.read_text(encoding="utf-8"))
+        then = _written_settings(written)
         if all(key in OF_THE_PROCESS for key, _, _ in config_diff(then, asdict(config))):
             return path
     raise MachineError(Problem(f"{path.parent} holds 1,000 runs of SLURM job {job}", "run_dir=PATH"))
+
+
+def _written_settings(path: Path) -> dict[str, Any]:
+    """The settings in a job's ``config.yaml``.
+
+    Raises:
+        ConfigError: It cannot be read, so whether its run is this one is not known.
+    """
+    fix = f"run_dir=PATH, or remove {path}, whose run then starts anew in its folder"
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(Problem(f"{path}: cannot be read as YAML: {str(error).splitlines()[0]}", fix)) from error
+    if not isinstance(values, dict) or not isinstance(values.get("stages"), list):
+        raise ConfigError(Problem(f"{path}: expected a run's settings, stages among them", fix))
+    if not all(isinstance(row, dict) for row in values["stages"]):
+        raise ConfigError(Problem(f"{path}: stages: expected a table of settings in each row", fix))
+    return values
 
 
 def lock_run_dir(path: Path) -> None:

@@ -195,12 +195,16 @@ def check_libraries(config: RunConfig, images: Scan) -> None:
     Raises:
         ConfigError: With all that they found.
     """
+    if problems := library_problems(config, images.num_classes):
+        raise ConfigError(problems)
+
+
+def library_problems(config: RunConfig, num_classes: int) -> list[Problem]:
+    """What torch and timm cannot build of a run whose data has so many classes; imports both."""
     from fasttrain.model.check import check_libraries as check_model
     from fasttrain.optimizer.check import check_libraries as check_optimizer
 
-    problems = [*check_model(config, images.num_classes), *check_optimizer(config, images.num_classes)]
-    if problems:
-        raise ConfigError(problems)
+    return [*check_model(config, num_classes), *check_optimizer(config, num_classes)]
 
 
 def check_devices(config: RunConfig, world: World) -> None:

@@ -12,20 +12,34 @@ from dataclasses import replace
 from pathlib import Path
 
 from fasttrain.config.compose import ComposedRun
+from fasttrain.config.schema import RunConfig
 from fasttrain.config.sweep import compose_sweep
-from fasttrain.errors import INTERRUPTED, TERMINATED, DeviceLost, FasttrainError, MachineError, Problem, Stopped
+from fasttrain.errors import (
+    INTERRUPTED,
+    TERMINATED,
+    ConfigError,
+    DeviceLost,
+    FasttrainError,
+    MachineError,
+    Problem,
+    Stopped,
+)
 from fasttrain.report.clock import JOB_STARTED
 from fasttrain.report.console import configure_logging
 from fasttrain.report.run_dir import make_unique
+from fasttrain.run import planning
 from fasttrain.run.exits import exit_code_of
+from fasttrain.run.imports import spared_imports
 
 # A job that ends with one of these was told to stop (Ctrl-C, SIGTERM), and so was the sweep.
 STOPPED_CODES = (INTERRUPTED, TERMINATED)
 MAX_NAMED = 10
+# Outputs of the networks that are tried where neither settings nor images have been counted yet.
+USUAL_CLASSES = 1000
 
 
 def run_sweep(overrides: list[str], config_dir: Path | None, train: Callable[[ComposedRun], int]) -> int:
-    """Compose all jobs, so that every error shows before the first one starts; then train them in order.
+    """Compose and check all jobs, so that every error shows before the first one starts; then train them in order.
 
     A job that fails leaves the others to run; Ctrl-C ends the sweep.
 
@@ -38,9 +52,11 @@ def run_sweep(overrides: list[str], config_dir: Path | None, train: Callable[[Co
         0, or the exit code of the first job that failed.
 
     Raises:
+        ConfigError: With everything that is wrong in any job; none has started.
         Stopped: A signal ended a job; says how to go on with it, and with the jobs behind it.
     """
     jobs = compose_sweep(overrides, config_dir=config_dir)
+    check_jobs([run for _, run in jobs])
     folder = _make_sweep_folder()
     commands = [_command(job, config_dir, folder / str(number)) for number, (job, _) in enumerate(jobs)]
     trained: list[Path] = []
@@ -68,6 +84,38 @@ def run_sweep(overrides: list[str], config_dir: Path | None, train: Callable[[Co
         gc.collect()
     _print_end(len(jobs), len(failures), trained, folder)
     return failures[0] if failures else 0
+
+
+def check_jobs(runs: Sequence[ComposedRun]) -> None:
+    """Ask the rooms about every job, and the libraries about every kind of network and optimizer among them.
+
+    Jobs of one kind (other seeds, other learning rates) leave the libraries to the first one's own start, which
+    loads them while its device comes up.
+
+    Raises:
+        ConfigError: With the problems of all jobs together, each once.
+    """
+    problems: list[Problem] = []
+    for run in runs:
+        try:
+            planning.check_rooms(run.config, run.provenance)
+        except ConfigError as error:
+            problems += error.problems
+    if not problems:
+        kinds = {_of_the_libraries(run.config): run.config for run in runs if not run.config.dry_run}
+        if len(kinds) > 1:
+            with spared_imports():
+                for config in kinds.values():
+                    classes = config.model.num_classes or config.data.num_classes or USUAL_CLASSES
+                    problems += planning.library_problems(config, classes)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+
+
+def _of_the_libraries(config: RunConfig) -> str:
+    """What the libraries are asked about, as a text that is equal where it is."""
+    optimizer = replace(config.optimizer, lr=1.0)
+    return repr((config.model, optimizer, config.schedule.momentum, config.stages, config.trainer))
 
 
 def print_sweep(overrides: list[str], config_dir: Path | None) -> None:

@@ -81,7 +81,8 @@ def test_check_counts_a_folder_of_images(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert f"{DATA_SETS[name].num_train:,} training" in str(caught.value)
     _expect(monkeypatch, name, 3, 2, 2)
     text = prepare(name, tmp_path, check=True)
-    assert text.startswith(f"{name}: 3 training and 2 validation images of 2 classes in {tmp_path}, as published\n")
+    counts = f"{name}: 3 training and 2 validation images of 2 classes in {tmp_path}"
+    assert text.startswith(f"{counts}, counts and classes as published\n")
     assert text.endswith(f"recipe={DATA_SETS[name].recipe} data.root={tmp_path}")
 
 

@@ -95,8 +95,40 @@ def test_unknown_arguments() -> None:
 def test_settings_that_a_class_would_ignore() -> None:
     assert libraries("torch", name="Adagrad")[0][1] == "optimizer.momentum=0"
     assert libraries("torch", name="Adagrad", momentum=0.0) == []
-    fixes = [fix for _, fix in libraries("torch", name="Rprop")]
-    assert fixes == ["optimizer.momentum=0", "optimizer.weight_decay=0"]
+    # timm's Adafactor goes without betas unless they are given.
+    assert libraries("timm", name="adafactor")[0][1] == "optimizer.momentum=0"
+    assert libraries("timm", name="adafactor", momentum=0.0) == []
+    assert libraries("timm", name="adafactor", args={"betas": [0.9, 0.999]}) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("torch", {"name": "Adagrad", "momentum": 0.0}),
+        ("timm", {"name": "adafactor", "momentum": 0.0}),
+        # It is given betas, but does not keep them where the schedule could move them.
+        ("timm", {"name": "adafactor", "args": {"betas": [0.9, 0.999]}}),
+    ],
+)
+def test_a_momentum_cycle_without_a_momentum(kind: str, changes: dict[str, Any]) -> None:
+    config = run_config(kind, **changes)
+    config.schedule = SimpleNamespace(momentum=SimpleNamespace(high=0.98, low=0.9))
+    (problem,) = check_libraries(config, 10)
+    assert problem.what.startswith(f"schedule.momentum: {changes['name']} of {kind} has no momentum")
+    assert problem.fix == "schedule.momentum=null"
+    config.optimizer.__dict__.update(name="AdamW" if kind == "torch" else "adamw", momentum=0.98, args={})
+    assert check_libraries(config, 10) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("fusedlamb", "lamb"), ("bnbadam8bit", "adam"), ("lookahead_fusedadam", "adam"), ("bnbademamix", "adamw")],
+)
+def test_optimizers_of_libraries_that_are_not_here(name: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    ((what, said),) = libraries("timm", name=name)
+    assert what.startswith(f"optimizer.name={name}: timm cannot load it here: CUDA required")
+    assert said == f"optimizer.name={fix}"
 
 
 def test_classes_that_do_not_fit_the_loop_or_the_network() -> None:
@@ -105,6 +137,8 @@ def test_classes_that_do_not_fit_the_loop_or_the_network() -> None:
         ((what, fix),) = libraries("timm", name=name)
         assert what.startswith(f"optimizer.name={name}: this optimizer needs second derivatives")
         assert fix == "optimizer.name=adamw"
+    assert "takes sparse gradients only" in libraries("torch", name="SparseAdam")[0][0]
+    assert "at its first step only" in libraries("torch", name="Rprop", momentum=0.0, weight_decay=0.0)[0][0]
     assert "refuses this network" in libraries("torch", name="Muon")[0][0]
 
 

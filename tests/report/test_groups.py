@@ -195,3 +195,15 @@ def test_a_result_of_an_older_version_is_read(make_facts: MakeFacts) -> None:
     run = load_run(facts.run_dir)
     assert {run.result[key] for key in LATER_KEYS} == {None}
     assert "n/a" in run_page(run)
+
+
+def test_the_learning_rate_that_different_optimizers_share_is_said(make_run: Callable[..., Run]) -> None:
+    def said(*optimizers: dict[str, object]) -> bool:
+        runs = [replace(run, config={**run.config, "optimizer": options}) for options in optimizers]
+        return "different optimizers, and all of them optimizer.lr=0.5" in "\n".join(notes(group_runs(runs)))
+
+    run = make_run("run")
+    assert said({"kind": "sgd", "lr": 0.5}, {"kind": "hybrid", "lr": 0.5})
+    assert said({"kind": "torch", "name": "Adam", "lr": 0.5}, {"kind": "torch", "name": "AdamW", "lr": 0.5})
+    assert not said({"kind": "sgd", "lr": 0.5}, {"kind": "hybrid", "lr": 0.4})
+    assert not said({"kind": "sgd", "lr": 0.5}, {"kind": "sgd", "lr": 0.5, "nesterov": True})

@@ -15,7 +15,7 @@ from fasttrain.report.projection import project, rate_at, read_rates
 from fasttrain.stages import build_plan
 
 
-def write_rates(path: Path, *figures: tuple[str, str, float]) -> Path:
+def write_rates(path: Path, *figures: tuple[str, str, Any]) -> Path:
     rows = [{"name": name, "unit": unit, "n": 1, "median": m, "min": m, "max": m} for name, unit, m in figures]
     path.write_text(json.dumps({"figures": rows}))
     return path
@@ -38,10 +38,19 @@ def test_the_time_of_a_plan_by_hand() -> None:
         StageConfig(epochs=1, px=128, min_area=0.25, batch_size=20, val_px=128),
     ]
     plan = build_plan(stages, num_train=100, world_size=1, device_batch_size=None, steps_per_stage=None)
-    low, high = project(plan, {96: 24.0, 128: 10.0})
+    low, high = project(plan, {(96, 40): 24.0, (128, 20): 10.0})
     # 2 epochs of 3 x 40 images, 1 of 5 x 20.
     assert (low.images, low.seconds) == (240, 10.0)
     assert (high.images, high.seconds) == (100, 10.0)
+
+
+def test_stages_of_one_px_have_the_rates_of_their_own_batches() -> None:
+    stages = [StageConfig(epochs=1, px=96, min_area=0.25, batch_size=batch, val_px=96) for batch in (20, 50, 100)]
+    plan = build_plan(stages, num_train=100, world_size=1, device_batch_size=None, steps_per_stage=None)
+    times = project(plan, {(96, 20): 10.0, (96, 100): 50.0})
+    # 50 is nearer to 100 (twice) than to 20 (2.5 times).
+    assert [time.rate for time in times] == [10.0, 50.0, 50.0]
+    assert [time.known for time in times] == ["measured", "measured at batch 100", "measured"]
 
 
 def test_rates_are_the_steps_without_an_arm(tmp_path: Path) -> None:
@@ -53,7 +62,7 @@ def test_rates_are_the_steps_without_an_arm(tmp_path: Path) -> None:
         ("128 px, batch 2048", "images/s", 21000.0),
         ("96 px, batch 2048, 2 GPUs", "images/s", 70000.0),
     )
-    assert read_rates(path) == {96: 36000.0, 128: 21000.0}
+    assert read_rates(path) == {(96, 2048): 36000.0, (128, 2048): 21000.0}
 
 
 STEP = "step, 96 px, batch"
@@ -64,9 +73,17 @@ STEP = "step, 96 px, batch"
     [
         ("nothing", "cannot be read as figures"),
         ({"figures": []}, "no figure in images/s"),
-        ([(f"{STEP} 64", 1.0), (f"{STEP} 32", 2.0)], "96 px has two rates"),
+        ([(f"{STEP} 64", 1.0), (f"{STEP} 64", 2.0)], "96 px, batch 64 has two rates"),
         ([(f"{STEP} 64, sgd", 1.0), (f"{STEP} 64, hybrid", 2.0)], "rates of several arms: sgd, hybrid"),
-        ([(f"{STEP} 64", 0.0)], "none above 0"),
+        ([(f"{STEP} 64", 0.0)], "above 0"),
+        ([(f"{STEP} 64", 1e-320)], "above 0"),
+        ([(f"{STEP} 64", float("inf"))], "median inf: expected"),
+        ([(f"{STEP} 64", float("nan"))], "median nan: expected"),
+        ([(f"{STEP} 64", 10**400)], "expected images/s"),
+        ([(f"{STEP} 64", True)], "median True: expected"),
+        ([(f"{STEP} 64", "9")], "median '9': expected"),
+        ([("step, 0 px, batch 64", 1.0)], "expected 8 to 1024 px"),
+        ([(f"{STEP} 0", 1.0)], "a batch of 1 or more"),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, content: Any, said: str) -> None:
@@ -87,7 +104,8 @@ def test_the_command_prints_time_and_cost_on_one_and_eight(tmp_path: Path, capsy
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "resnet50_dawnbench: projected from measured images/s, not trained"
     # 9,000,000 images at 36,000 a second: 250 s, 31.25 s on eight; $36 an hour is a cent a second.
-    assert lines[2].split() == ["0", "9", "96", "36,000", "0:04:10", "0:00:31", "measured"]
+    assert lines[2].split()[:6] == ["0", "9", "96", "36,000", "0:04:10", "0:00:31"]
+    assert lines[2].endswith("  measured at batch 2,048")
     assert lines[3].split() == ["all", "9", "0:04:10", "0:00:31"]
     assert lines[4].split() == ["cost", "$2.50", "$2.50"]
 
@@ -118,3 +136,32 @@ def test_rates_of_a_benchmark_that_was_cut_short_are_called_so(
     path.write_text(json.dumps({**record, "cut_short": {"why": "SIGTERM", "missing": ["step, 128 px (0 of 5)"]}}))
     assert main(["report", "--project", "recipe=resnet50_dawnbench", "--rates", str(path)]) == 0
     assert "its benchmark was cut short" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"overrides": ["model.ensemble=1"]}, 3, "model.ensemble=1 (recipe=imagenette_128_5), but the recipe to"),
+        ({"overrides": ["model.args.widths=[8,8,8]"]}, 3, "model.args={"),
+        ({"overrides": ["model.ensembel=1"]}, 3, "overrides: "),
+        ({"overrides": None}, 3, "a list of KEY=VALUE"),
+        ({"overrides": "model.ensemble=1"}, 3, "a list of KEY=VALUE"),
+        ({"recipe": None}, 3, "a name and a list"),
+        ({"recipe": "of_another_folder"}, 0, ""),
+        ({}, 0, ""),
+    ],
+)
+def test_rates_are_of_the_whole_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], code: int, said: str
+) -> None:
+    path = write_rates(tmp_path / "rates.json", ("step, 128 px, batch 512", "images/s", 1000.0))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "recipe": "imagenette_128_5", **changes}))
+    assert main(["report", "--project", "recipe=imagenette_128_5", "--rates", str(path)]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_settings_that_cannot_be_run_are_not_projected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_rates(tmp_path / "rates.json", ("step, 96 px, batch 1024", "images/s", 1000.0))
+    words = ["recipe=resnet50_dawnbench", "schedule.warmup_epochs=100"]
+    assert main(["report", "--project", *words, "--rates", str(path)]) == 2
+    assert "the warm-up must end before the run does" in capsys.readouterr().err

@@ -68,6 +68,21 @@ def test_a_run_has_a_checkpoint_where_it_would_look_for_one(tmp_path: Path, monk
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["slurm-4711_tiny"]
 
 
+@pytest.mark.parametrize("text", ["", "a: [", "text", "[1]", "recipe: tiny", "stages: 1", "stages: [1]", b"\xff"])
+def test_settings_of_a_slurm_job_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = {"SLURM_JOB_ID": "4711"}
+    written = choose_run_dir(make_config(), job)[0] / "config.yaml"
+    written.parent.mkdir(parents=True)
+    written.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(ConfigError) as raised:
+        choose_run_dir(make_config(), job)
+    assert str(written) in raised.value.problems[0].what
+    assert "run_dir=PATH" in raised.value.problems[0].fix
+
+
 def test_auto_needs_a_folder_to_look_in() -> None:
     with pytest.raises(ConfigError, match="run_dir"):
         choose_run_dir(dataclasses.replace(make_config(), resume="auto"), {})

@@ -127,6 +127,8 @@ class RankCache:
         px = int(self.size[0] * MAX_PX_OVER_CACHE)
         served = f" (stages up to {px} px)" if self._scan.train.images is None else ""
         self._say(placement.words + served)
+        if self._data.cache == "gpu" and self._device.type != "cuda":
+            self._say("data.cache=gpu: there is no GPU, the images are kept in host memory (data.cache=host)")
         return ImageStore(placement, num_images, self.size, self._device, workers=self._data.workers)
 
     def _in_shard(self, shard: int) -> int:

@@ -31,7 +31,9 @@ def test_a_run_that_fills_its_cache_anew_equals_the_straight_run(
 ) -> None:
     straight, run_dir = tmp_path / "straight", tmp_path / "run"
     assert train_tiny(*CACHE, f"run_dir={straight}") == 0
-    assert "64 of 64 images in host memory" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "64 of 64 images in host memory" in told
+    assert "data.cache=gpu: there is no GPU, the images are kept in host memory" in told
     cache_registry.take(None)
     with monkeypatch.context() as patch:
         interrupt_at(patch, 5, signal.SIGTERM)

@@ -109,6 +109,13 @@ def train_tiny(tiny_overrides: list[str]) -> Callable[..., int]:
     return train
 
 
+@pytest.fixture(autouse=True)
+def _pictures_are_drawn_in_their_own_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the time of a tiny run would be the pictures of its report; those in tests/report are drawn."""
+    if "report" not in request.path.parts:
+        monkeypatch.setattr("fasttrain.report.page.draw_run", lambda run: [])
+
+
 @pytest.fixture
 def said() -> Iterator[list[str]]:
     """What is said to the user from here on, a line each, whatever a test before has done to the loggers."""

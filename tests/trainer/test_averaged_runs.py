@@ -42,6 +42,29 @@ def columns(run_dir: Path) -> list[tuple[str, ...]]:
         return [(row["step"], row["train_loss"], row["top1"], row["top5"]) for row in csv.DictReader(file)]
 
 
+@pytest.fixture(scope="module")
+def straight_runs() -> dict[str, Path]:
+    """Folders of runs that were never stopped, by their settings."""
+    return {}
+
+
+@pytest.fixture
+def straight_run(
+    train_tiny: Train, straight_runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[list[str]], Path]:
+    """The folder of a run that was never stopped, trained when it is first asked for."""
+
+    def find(settings: list[str]) -> Path:
+        key = " ".join(settings)
+        if key not in straight_runs:
+            run_dir = tmp_path_factory.mktemp("straight") / "run"
+            assert train_tiny(f"run_dir={run_dir}", *settings) == 0
+            straight_runs[key] = run_dir
+        return straight_runs[key]
+
+    return find
+
+
 def test_both_weights_are_saved_validated_and_shown(
     train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,10 +114,14 @@ def test_training_is_the_same_with_and_without_an_average(train_tiny: Train, tmp
     ids=["ema", "swa"],
 )
 def test_a_resumed_average_is_the_straight_ones_to_the_bit(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], step: int
+    train_tiny: Train,
+    straight_run: Callable[[list[str]], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: list[str],
+    step: int,
 ) -> None:
-    straight, run_dir = tmp_path / "straight", tmp_path / "run"
-    assert train_tiny(f"run_dir={straight}", *settings) == 0
+    straight, run_dir = straight_run(settings), tmp_path / "run"
     original = ClassifierModule.on_train_batch_end
 
     def hook(self: ClassifierModule, *args: Any) -> None:

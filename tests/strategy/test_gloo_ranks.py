@@ -55,6 +55,7 @@ def test_each_plan_alone_has_stock_ddps_weights_to_the_bit(two: list[dict[str, A
     assert set(each) == {0.0}
 
 
+@pytest.mark.slow
 def test_four_ranks_on_two_nodes_differ_by_the_order_of_sums(four: list[dict[str, Any]]) -> None:
     assert four[0]["topology"] == {"nodes": [[0, 1], [2, 3]], "rails": [[0, 2], [1, 3]]}
     for check in ("every_plan_in_turn", "unused_parameters", "accumulation"):

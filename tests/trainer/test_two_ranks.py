@@ -79,7 +79,7 @@ def test_a_rank_that_fails_ends_all_with_its_own_words(tiny_overrides: list[str]
     assert time.monotonic() - started < 120
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_killed_rank_ends_the_run_with_one_code(tiny_overrides: list[str], tmp_path: Path, rank: int) -> None:
     hook = tmp_path / "sitecustomize.py"
     hook.write_text(

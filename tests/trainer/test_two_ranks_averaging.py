@@ -41,7 +41,10 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("recalibrated", [0, 32], ids=["shared", "recalibrated"])
+@pytest.mark.parametrize(
+    "recalibrated",
+    [pytest.param(0, id="shared"), pytest.param(32, id="recalibrated", marks=pytest.mark.slow)],
+)
 def test_ranks_validate_the_same_networks(tiny_overrides: list[str], tmp_path: Path, recalibrated: int) -> None:
     (tmp_path / "sitecustomize.py").write_text(HOOK)
     run_dir = tmp_path / "run"

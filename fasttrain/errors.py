@@ -48,6 +48,12 @@ class Problem:
         return f"{text}\n    fix: {self.fix}" if self.fix else text
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's words, or its type where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 class FasttrainError(Exception):
     """Base of every error that is the user's to mend; printed without a traceback.
 

@@ -12,7 +12,7 @@ from timm.layers import BlurPool2d
 from torch import nn
 
 from fasttrain.config.schema import ModelConfig
-from fasttrain.errors import ConfigError, MachineError, Problem
+from fasttrain.errors import ConfigError, MachineError, Problem, first_line
 from fasttrain.model import batchnorm, hub, whitened  # noqa: F401  (whitened is imported to be registered)
 from fasttrain.model.ensemble import ensemble_of
 from fasttrain.model.head import init_head
@@ -131,7 +131,7 @@ def _create(config: ModelConfig, num_classes: int, arguments: dict[str, Any]) ->
     except Exception as error:  # the hub client's errors share no base class
         if not config.pretrained:
             raise
-        raise MachineError(_cannot_fetch(config.name, _first_line(error))) from error
+        raise MachineError(_cannot_fetch(config.name, first_line(error))) from error
 
 
 def _cannot_fetch(name: str, reason: str) -> Problem:
@@ -142,11 +142,6 @@ def _cannot_fetch(name: str, reason: str) -> Problem:
 def _refused_arguments(config: ModelConfig, error: Exception) -> Problem:
     given = "{" + ", ".join(f"{key}: {value}" for key, value in dict(config.args).items()) + "}"
     return Problem(
-        f"model.args={given}: {config.name} cannot be built with them: {_first_line(error)}",
+        f"model.args={given}: {config.name} cannot be built with them: {first_line(error)}",
         f"see the arguments of timm's {config.name}, or model.args={{}}",
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

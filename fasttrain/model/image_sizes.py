@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from fasttrain.config.schema import RunConfig
-from fasttrain.errors import Problem
+from fasttrain.errors import Problem, first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,8 +52,7 @@ def refusal(model: nn.Module, height: int, width: int) -> str:
         with torch.no_grad():
             model(torch.empty(2, 3, height, width, device="meta"))
     except Exception as error:  # a network's forward raises what it likes
-        lines = str(error).strip().splitlines()
-        return lines[0] if lines else type(error).__name__
+        return first_line(error)
     finally:
         model.train(training)
     return ""

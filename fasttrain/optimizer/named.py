@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fasttrain.config.schema import OPTIONS, NamedOptimizerConfig
-from fasttrain.errors import ConfigError, Problem
+from fasttrain.errors import ConfigError, Problem, first_line
 from fasttrain.optimizer.groups import Group
 
 # timm's prefix for an optimizer inside its Lookahead.
@@ -175,7 +175,7 @@ def _not_loaded(config: NamedOptimizerConfig, error: Exception) -> Problem:
         own = own.removeprefix(prefix)
     own = own.removesuffix("8bit")
     fix = f"optimizer.name={own if own in known_names(config.kind) else 'adamw'}"
-    return Problem(f"optimizer.name={config.name}: {config.kind} cannot load it here: {_reason(error)}", fix)
+    return Problem(f"optimizer.name={config.name}: {config.kind} cannot load it here: {first_line(error)}", fix)
 
 
 def _unknown_name(config: NamedOptimizerConfig) -> Problem:
@@ -205,11 +205,6 @@ def _refused(config: NamedOptimizerConfig, error: Exception) -> Problem:
     given = "".join(f" optimizer.args.{name}={value}" for name, value in config.args.items())
     hint = "optimizer=muon_sgd, which takes convolutions too" if "muon" in config.name.lower() else ""
     return Problem(
-        f"optimizer.name={config.name}{given}: {config.kind} refuses this network or these values: {_reason(error)}",
+        f"optimizer.name={config.name}{given}: {config.kind} refuses this network or these values: {first_line(error)}",
         hint,
     )
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an exception, or its type where it has no words."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -23,13 +23,9 @@ class Kind:
     fits: Callable[[Any], bool]
 
 
-def _number(low: float, high: float) -> Callable[[Any], bool]:
-    """Whether a value is a number from ``low`` to ``high``; no infinity and no NaN is."""
-
-    def fits(value: Any) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
-
-    return fits
+def is_number(value: Any, low: float, high: float) -> bool:
+    """Whether a value is a number from ``low`` to ``high``; no NaN and no truth value is."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
 def _or_null(kind: Kind) -> Kind:
@@ -37,7 +33,7 @@ def _or_null(kind: Kind) -> Kind:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and _number(0, LARGEST)(value)
+    return isinstance(value, int) and is_number(value, 0, LARGEST)
 
 
 # Far above every count, second and dollar of a run, and below what breaks the arithmetic of a report.
@@ -45,8 +41,8 @@ LARGEST = 1e15
 
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 COUNT = Kind("a whole number of at least 0", _is_count)
-NUMBER = Kind("a number of at least 0", _number(0, LARGEST))
-PERCENT = Kind("a number from 0 to 100", _number(0, 100))
+NUMBER = Kind("a number of at least 0", lambda value: is_number(value, 0, LARGEST))
+PERCENT = Kind("a number from 0 to 100", lambda value: is_number(value, 0, 100))
 YES_OR_NO = Kind("true or false", lambda value: isinstance(value, bool))
 TABLE = Kind("an object", lambda value: isinstance(value, dict))
 TARGET = Kind(

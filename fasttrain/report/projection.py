@@ -15,6 +15,7 @@ from fasttrain.config.compose import compose_run
 from fasttrain.config.schema import ModelConfig, RunConfig
 from fasttrain.errors import ConfigError, DataError, Problem
 from fasttrain.regular_file import require_regular_file
+from fasttrain.report.file_check import is_number
 from fasttrain.report.result import cost_usd, duration
 from fasttrain.stages import Plan, build_plan
 from fasttrain.trainer.check import check_averaging_steps
@@ -235,9 +236,8 @@ def _check_figure(path: Path, name: str, px: int, batch: int, median: object) ->
     if not PX_BOUNDS[0] <= px <= PX_BOUNDS[1] or batch < 1:
         what = f"{path}: {name}: expected {PX_BOUNDS[0]} to {PX_BOUNDS[1]} px and a batch of 1 or more"
         raise DataError(Problem(what, fix))
-    is_number = isinstance(median, (int, float)) and not isinstance(median, bool)
-    if not is_number or not RATE_BOUNDS[0] <= median <= RATE_BOUNDS[1]:  # type: ignore[operator]
-        low, high = RATE_BOUNDS
+    low, high = RATE_BOUNDS
+    if not is_number(median, low, high):
         what = f"{path}: {name}: median {median!r}: expected images/s above 0, from {low:g} to {high:g}"
         raise DataError(Problem(what, fix))
 

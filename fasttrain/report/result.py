@@ -12,35 +12,6 @@ from fasttrain.report.history import ACCURACY_DIGITS, Row, best, first_at, rate
 
 SCHEMA = 1
 
-KEYS = (
-    "schema",
-    "recipe",
-    "command",
-    "commit",
-    "seed",
-    "hardware",
-    "num_devices",
-    "versions",
-    "target",
-    "reached",
-    "epochs_to_target",
-    "seconds_to_target",
-    "wall_seconds_to_target",
-    "epochs",
-    "seconds",
-    "wall_seconds",
-    "num_val",
-    "top1",
-    "top5",
-    "best_top1",
-    "best_top5",
-    "weights",
-    "images_per_second",
-    "skipped_files",
-    "cost_usd",
-)
-
-
 # Keys that the files of older versions lack; such files are read too.
 LATER_KEYS = ("seconds_with_final_validation", "test_time_augmentation", "plain_top1", "raw_top1", "raw_top5")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fasttrain.errors import DeviceLost, Problem
+from fasttrain.errors import DeviceLost, Problem, first_line
 
 
 def failure_of_device(error: BaseException) -> BaseException | None:
@@ -24,8 +24,7 @@ def failure_of_device(error: BaseException) -> BaseException | None:
 
 def device_lost(cause: BaseException, run_dir: Path) -> DeviceLost:
     """The error that ends the run, with the command that goes on with it."""
-    lines = str(cause).splitlines()
-    what = f"the GPU gave up: {lines[0] if lines else type(cause).__name__}"
+    what = f"the GPU gave up: {first_line(cause)}"
     again = f"the same command with run_dir={run_dir} resume=auto goes on from the last whole checkpoint"
     # Seen with CUDA 13.0 on an H200 that programs took turns on: an illegal instruction inside cuBLAS's products.
     shared = "best with no other program on the GPU"

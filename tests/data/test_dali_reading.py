@@ -138,4 +138,5 @@ def test_no_file_stays_open(backend: DaliBackend, split: Split) -> None:
     before = open_files()
     for _ in range(5):
         go_through()
-    assert open_files() == before
+    # Fewer are no leak: what other tests left behind is closed whenever it is collected.
+    assert open_files() <= before

@@ -28,6 +28,7 @@ from fasttrain.trainer.checkpoints import Checkpoints
 from fasttrain.trainer.fit import SignalsOn, StopAtTarget
 from fasttrain.trainer.module import ClassifierModule
 from fasttrain.trainer.signals import EXIT_CODES, StopSignals
+from fasttrain.trainer.warmup import step_shape
 
 # Callbacks that a measured training does without: it writes no checkpoints, so it cannot be continued either.
 LEFT_OUT = (Checkpoints, StopAtTarget)
@@ -152,16 +153,18 @@ class PeakMemory(Callback):
             torch.cuda.reset_peak_memory_stats(pl_module.device)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._note(trainer.current_epoch, pl_module.device)
+        self._note(trainer.current_epoch, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # After a validation, where the epoch had one.
         if trainer.current_epoch not in self._peaks:
-            self._note(trainer.current_epoch, pl_module.device)
+            self._note(trainer.current_epoch, pl_module)
 
-    def _note(self, epoch: int, device: torch.device) -> None:
-        if device.type == "cuda":
-            self._peaks[epoch] = torch.cuda.max_memory_allocated(device)
+    def _note(self, epoch: int, module: LightningModule) -> None:
+        if module.device.type == "cuda":
+            assert isinstance(module, ClassifierModule)
+            captured = module.step_runner.captured_bytes(step_shape(module, module.plan.epochs[epoch]))
+            self._peaks[epoch] = max(torch.cuda.max_memory_allocated(module.device), captured or 0)
 
 
 class LaunchCount(Callback):

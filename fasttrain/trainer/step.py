@@ -84,6 +84,7 @@ class StepRunner:
         self._parameters = list(objective.parameters())
         self._networks = [list(network.parameters()) for network in objective.networks]
         self._graphs: dict[StepShape, StepGraphs] = {}
+        self._captured_bytes: dict[StepShape, int] = {}
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -111,6 +112,13 @@ class StepRunner:
     def captured(self) -> bool:
         """Whether any shape is."""
         return bool(self._graphs)
+
+    def captured_bytes(self, shape: StepShape) -> int | None:
+        """Most memory that tensors took on the device while a shape's step was captured; None where it is not.
+
+        A replay works in the graphs' own memory, which torch's statistics do not count.
+        """
+        return self._captured_bytes.get(shape)
 
     # --- capturing ---
 
@@ -150,6 +158,7 @@ class StepRunner:
                 self.optimizer.zero_grad(set_to_none=not ddp)
             self._forward_backward(inputs, part, accumulate=shape.accumulate)
 
+        torch.cuda.reset_peak_memory_stats(self._device)
         try:
             graphs = StepGraphs(
                 forward_backward,
@@ -166,11 +175,13 @@ class StepRunner:
             self.optimizer.zero_grad(set_to_none=True)
             raise
         self._graphs[shape] = graphs
+        self._captured_bytes[shape] = torch.cuda.max_memory_allocated(self._device)
         return self._seconds(graphs)
 
     def forget_captures(self) -> None:
         """Run every shape uncaptured from here on."""
         self._graphs.clear()
+        self._captured_bytes.clear()
 
     def _seconds(self, graphs: StepGraphs) -> float:
         graphs.run_again()

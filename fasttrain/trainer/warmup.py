@@ -12,6 +12,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fasttrain.data.batch import Batch
 from fasttrain.errors import MachineError, Problem
+from fasttrain.stages import EpochPlan
 from fasttrain.trainer.captured_tuning import choose_captured_plan
 from fasttrain.trainer.compiled import compiled_graphs, explain_failed_compilation
 from fasttrain.trainer.meters import LossMeter
@@ -102,13 +103,16 @@ def shapes_ahead(module: ClassifierModule) -> dict[StepShape, list[int]]:
     shapes: dict[StepShape, list[int]] = {}
     for epoch in plan.epochs:
         if epoch.first_step + epoch.steps > module.step:
-            dtype = module.data_path.train_dtype(epoch.px)
-            size = plan.micro_batch(epoch) * module.objective.num_views
-            shape = StepShape(epoch.px, size, epoch.accumulate, dtype)
-            stages = shapes.setdefault(shape, [])
+            stages = shapes.setdefault(step_shape(module, epoch), [])
             if epoch.stage not in stages:
                 stages.append(epoch.stage)
     return shapes
+
+
+def step_shape(module: ClassifierModule, epoch: EpochPlan) -> StepShape:
+    """The shape of an epoch's steps on this rank."""
+    size = module.plan.micro_batch(epoch) * module.objective.num_views
+    return StepShape(epoch.px, size, epoch.accumulate, module.data_path.train_dtype(epoch.px))
 
 
 def wants_capture(module: ClassifierModule) -> bool:

@@ -36,6 +36,16 @@ def test_the_step_on_a_gpu(tmp_path: Path) -> None:
             assert "unknown chip" in " ".join(json.loads(record.read_text())["notes"])
 
 
+def test_a_captured_steps_memory_counts(tmp_path: Path) -> None:
+    record = tmp_path / "step.json"
+    words = ["recipe=quickstart", "trainer.precision=bf16", "--px", "64", "--batch", "256", "--steps", "8"]
+    assert main(["bench", "step", *words, "--capture", "off,on", "--repeats", "1", "--json", str(record)]) == 0
+    found = figures_of(record)
+    off, on = (found[f"peak memory of tensors, 64 px, batch 256, capture {word}", "MiB"] for word in ("off", "on"))
+    # Gradients lie beside the activations in a graph's memory, and the cache of freed blocks is not shared.
+    assert 0.8 < on["max"] / off["max"] < 2
+
+
 def test_the_data_path_on_a_gpu(tiny_images: Path, tmp_path: Path) -> None:
     record = tmp_path / "data.json"
     words = ["recipe=quickstart", "data=imagefolder", f"data.root={tiny_images}", "data.backend=dali"]

@@ -38,7 +38,7 @@ class DataConfig:
     workers: int = number(ge=0, le=256, unit="threads of a rank", example="8")
     on_bad_file: str = choice("fail", "skip")
     val_labels: str | None = path("/path/to/ILSVRC2012_validation_ground_truth.txt")
-    hw_decoder_load: str = text("0.65")
+    hw_decoder_load: str = text("0.4")
     holdout_frac: float = number(ge=0, lt=1, unit="share of the training images", example="0.1")
     num_train: int | None = number(ge=1, unit="images", example="1281167")
     num_val: int | None = number(ge=1, unit="images", example="50000")

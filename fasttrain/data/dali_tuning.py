@@ -13,14 +13,14 @@ import torch
 
 from fasttrain.data.dali_stages import HARDWARE_DECODER_LOAD, Stage
 
-# From none to nearly all; the default comes first, in case time runs out.
-CANDIDATES = (HARDWARE_DECODER_LOAD, 0.0, 0.35, 0.9)
+# From none to most; the default comes first, in case time runs out.
+CANDIDATES = (HARDWARE_DECODER_LOAD, 0.0, 0.2, 0.65)
 
 # Seconds for all candidates, building their pipelines included; these count on both clocks.
 TUNE_SECONDS = 2.0
 
-# Images that a rank must decode for the measurement to be worth its time: at 20,000 images/s these take 100 s, and
-# the choice has been seen to matter by about a tenth.
+# Images that a rank must decode for the measurement to be worth its time: at 20,000 images/s these take 100 s, of which
+# a share that suits the machine better may save a tenth.
 MIN_IMAGES = 2_000_000
 
 # Threads that read files which come at once, out of the page cache. More wait for each other in the kernel: with 8 one

@@ -78,6 +78,28 @@ def test_stage_changes_and_the_first_pass(
     trained = found["first pass: decode, fill, train, 24 px", "images/s"]
     decoded = found["decode only, 24 px", "images/s"]
     assert trained["n"] == decoded["n"] == found["first pass over decode only, 24 px", "ratio"]["n"] == 2
+    # Nothing is kept, so nothing is decoded whole.
+    assert not any("whole images" in name for name, _ in found)
+
+
+def test_the_first_pass_beside_decoding_what_fills_the_cache(
+    tiny_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "data.json"
+    more = ["data.cache=host", "trainer.device_batch_size=4", "--px", "32", "--parts", "read", "--need", "none"]
+    assert main([*words(tiny_images, "torchvision", record), *more, "--first-pass"]) == 0
+    assert "images/s, whole images " in capsys.readouterr().out
+    found = figures_of(record)
+    trained, whole, ratio = (
+        found[f"{name}, 32 px", unit]
+        for name, unit in (
+            ("first pass: decode, fill, train", "images/s"),
+            ("decode only, whole images", "images/s"),
+            ("first pass over decode only, whole images", "ratio"),
+        )
+    )
+    assert trained["n"] == whole["n"] == ratio["n"] == 2
+    assert trained["min"] / whole["max"] <= ratio["median"] <= trained["max"] / whole["min"]
 
 
 def test_too_few_images(tiny_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

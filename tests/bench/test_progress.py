@@ -128,6 +128,7 @@ def test_stage_changes_and_first_passes_of_which_not_all_are_there() -> None:
     changes.visits.append(Visit(48, 0.3, (0.1, 0.1), 0.0, 110.0))
     report(outcome, changes)
     first_pass.decoded += [10.0, 20.0]
+    first_pass.whole.append(4.0)
     first_pass.trained.append(5.0)
     report_first_pass(outcome, first_pass)
     values = {figure.name: figure.values for figure in outcome.figures}
@@ -135,3 +136,4 @@ def test_stage_changes_and_first_passes_of_which_not_all_are_there() -> None:
     assert values["resident memory of the process after 1 change"] == (110.0,)
     assert values["decode only, 32 px"] == (10.0, 20.0)
     assert values["first pass over decode only, 32 px"] == (0.5,)
+    assert values["first pass over decode only, whole images, 32 px"] == (1.25,)

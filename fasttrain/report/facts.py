@@ -191,6 +191,7 @@ def _own(option: Any, shared: type) -> list[str]:
     return [
         (name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}"
         for name, value in own.items()
+        if value is not None
     ]
 
 

@@ -5,7 +5,7 @@ No torch and no rich here: ``dry_run=true`` answers at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -24,7 +24,15 @@ SOURCES = {
 Override = tuple[str, object, str]
 
 
-def plan_document(plan: Plan, schedule: Schedule, *, source: str, num_val: int, num_classes: int) -> dict[str, Any]:
+def plan_document(
+    plan: Plan,
+    schedule: Schedule,
+    *,
+    source: str,
+    num_val: int,
+    num_classes: int,
+    settings: Mapping[str, str],
+) -> dict[str, Any]:
     """The content of ``plan.json``: plain types, the run as it will be executed.
 
     With ``trainer.steps_per_stage`` each stage has one epoch of that many steps, and the learning rates are
@@ -36,6 +44,7 @@ def plan_document(plan: Plan, schedule: Schedule, *, source: str, num_val: int, 
         source: ``scan`` or ``expected``.
         num_val: Validation images.
         num_classes: Classes.
+        settings: What is trained and how, label to text (``settings_text.plan_settings``).
     """
     rows = [
         {
@@ -52,6 +61,7 @@ def plan_document(plan: Plan, schedule: Schedule, *, source: str, num_val: int, 
     return {
         "schema": SCHEMA,
         "source": source,
+        "settings": dict(settings),
         "stages": rows,
         "total_steps": plan.total_steps,
         "total_epochs": len(plan.epochs),
@@ -73,6 +83,7 @@ def print_plan(
     source: str,
     num_val: int,
     num_classes: int,
+    settings: Mapping[str, str],
     overrides: Sequence[Override] = (),
 ) -> str:
     """The plan as text for people, without a newline at its end.
@@ -84,6 +95,7 @@ def print_plan(
         source: ``scan`` or ``expected``.
         num_val: Validation images.
         num_classes: Classes.
+        settings: What is trained and how, label to text, a line each.
         overrides: Settings that differ from the recipe's and where each came from.
     """
     steps, images = _count(plan.total_steps, "step"), plan.images_done(plan.total_steps - 1)
@@ -94,6 +106,7 @@ def print_plan(
             f"{_count(len(plan.epochs), 'epoch')}, {steps}, {images:,} images",
         ),
         ("data", f"{plan.num_train:,} train, {num_val:,} val, {num_classes:,} classes ({SOURCES[source]})"),
+        *settings.items(),
         ("ranks", _ranks(plan)),
         ("learning rate", _learning_rate(schedule)),
         ("effective", _effective_learning_rate(plan, schedule)),

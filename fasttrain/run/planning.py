@@ -28,6 +28,7 @@ from fasttrain.report.files import write_json, write_text
 from fasttrain.report.machine import command_line
 from fasttrain.report.plan import plan_document, print_plan
 from fasttrain.report.run_dir import choose_run_dir, has_checkpoint, slurm_job
+from fasttrain.report.settings_text import plan_settings
 from fasttrain.schedule.schedule import Schedule, build_schedule
 from fasttrain.stages import Plan
 from fasttrain.strategy.early_context import begin_context
@@ -147,6 +148,7 @@ def announce(run: ComposedRun, images: Scan, plan: Plan, schedule: Schedule) -> 
         source=images.source,
         num_val=images.num_val,
         num_classes=images.num_classes,
+        settings=plan_settings(run.config),
         overrides=given(run),
     )
     log.info(text)
@@ -155,7 +157,12 @@ def announce(run: ComposedRun, images: Scan, plan: Plan, schedule: Schedule) -> 
 def save_plan(run: ComposedRun, images: Scan, plan: Plan, schedule: Schedule, run_dir: Path) -> None:
     """Write plan.json, config.yaml and, with ``data.on_bad_file=skip``, skipped_files.tsv."""
     document = plan_document(
-        plan, schedule, source=images.source, num_val=images.num_val, num_classes=images.num_classes
+        plan,
+        schedule,
+        source=images.source,
+        num_val=images.num_val,
+        num_classes=images.num_classes,
+        settings=plan_settings(run.config),
     )
     write_json(run_dir / "plan.json", document)
     write_text(run_dir / "config.yaml", run.text)

@@ -69,6 +69,11 @@ def compiled_graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
+def graphs_from_cache() -> int:
+    """Of these, the ones whose forward and backward code lay in the compiler's cache; tracing them takes time too."""
+    return int(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
+
+
 def _shapes(module: nn.Module) -> list[tuple[str, tuple[int, ...], bool]]:
     return [(name, tuple(tensor.shape), tensor.requires_grad) for name, tensor in module.named_parameters()]
 

@@ -45,11 +45,13 @@ class WarmedUp:
     Attributes:
         seconds: Of it.
         graphs: Compiled in it.
+        from_cache: Of these, found in the compiler's cache.
         total_graphs: Compiled by this process up to its end.
     """
 
     seconds: float
     graphs: int
+    from_cache: int
     total_graphs: int
 
 
@@ -238,9 +240,11 @@ class ClassifierModule(ValidatedModule):
         if isinstance(strategy, AcceleratedDDPStrategy) and strategy.session is not None:
             notes["communication"] = strategy.session.describe()
         if self.warmed_up is not None and self.config.trainer.compile:
-            late = compiled_graphs() - self.warmed_up.total_graphs
+            did = self.warmed_up
+            late = compiled_graphs() - did.total_graphs
             notes["compiled_graphs"] = (
-                f"{self.warmed_up.graphs} in the warm-up, which took {self.warmed_up.seconds:.1f} s; {late} later"
+                f"{did.graphs} in the warm-up ({did.from_cache} found in the compiler's cache), which took "
+                f"{did.seconds:.1f} s; {late} later"
             )
             if late:
                 log.warning("%d graphs were compiled after the clock had started", late)

@@ -14,7 +14,7 @@ from fasttrain.data.batch import Batch
 from fasttrain.errors import MachineError, Problem
 from fasttrain.stages import EpochPlan
 from fasttrain.trainer.captured_tuning import choose_captured_plan
-from fasttrain.trainer.compiled import compiled_graphs, explain_failed_compilation
+from fasttrain.trainer.compiled import compiled_graphs, explain_failed_compilation, graphs_from_cache
 from fasttrain.trainer.meters import LossMeter
 from fasttrain.trainer.module import MAX_STEPS_TOGETHER, SECONDS_TOGETHER, ClassifierModule, WarmedUp
 from fasttrain.trainer.ranks import any_rank, smallest
@@ -38,7 +38,8 @@ class WarmUp(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, ClassifierModule)
         device = pl_module.device
-        before, graphs, started = Snapshot(trainer, pl_module), compiled_graphs(), time.monotonic()
+        before, started = Snapshot(trainer, pl_module), time.monotonic()
+        graphs, from_cache = compiled_graphs(), graphs_from_cache()
         pl_module.loss_meter = LossMeter(device)
         announce(pl_module)
         captures = wants_capture(pl_module)
@@ -67,7 +68,10 @@ class WarmUp(Callback):
         # Lightning has counted the first epoch's batches already, before it was known how many steps make up one.
         trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")
         pl_module.warmed_up = WarmedUp(
-            seconds=time.monotonic() - started, graphs=compiled_graphs() - graphs, total_graphs=compiled_graphs()
+            seconds=time.monotonic() - started,
+            graphs=compiled_graphs() - graphs,
+            from_cache=graphs_from_cache() - from_cache,
+            total_graphs=compiled_graphs(),
         )
 
     @staticmethod

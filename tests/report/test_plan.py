@@ -22,6 +22,8 @@ LINEAR = ScheduleConfig(
     momentum=MomentumCycleConfig(high=0.98, low=0.90),
 )
 
+SETTINGS = {"network": "resnet50", "target": "93 % top5"}
+
 
 def run(
     schedule: ScheduleConfig = LINEAR,
@@ -41,12 +43,12 @@ def run(
 
 
 def text(plan: Plan, schedule: Schedule, **given: object) -> str:
-    facts = {"recipe": "two_stages", "source": "scan", "num_val": 5_000, "num_classes": 1_000, **given}
+    facts = {"recipe": "two_stages", "source": "scan", "num_val": 5_000, "num_classes": 1_000, "settings": {}, **given}
     return print_plan(plan, schedule, **facts)
 
 
 def test_document_of_a_whole_run() -> None:
-    document = plan_document(*run(), source="expected", num_val=5_000, num_classes=1_000)
+    document = plan_document(*run(), source="expected", num_val=5_000, num_classes=1_000, settings=SETTINGS)
     # Three steps in each of the first two epochs, six in the last; warm-up of one epoch.
     lr = document.pop("lr")
     assert [round(value, 6) for value in lr[:6]] == [8.333333, 16.666667, 25, 20.866667, 16.733333, 12.6]
@@ -54,6 +56,7 @@ def test_document_of_a_whole_run() -> None:
     assert document == {
         "schema": 1,
         "source": "expected",
+        "settings": {"network": "resnet50", "target": "93 % top5"},
         "stages": [
             {
                 "epochs": 2,
@@ -87,7 +90,7 @@ def test_document_of_a_whole_run() -> None:
 
 def test_document_is_plain_json_and_adds_up_with_steps_per_stage() -> None:
     plan, schedule = run(steps_per_stage=2)
-    document = plan_document(plan, schedule, source="scan", num_val=5_000, num_classes=1_000)
+    document = plan_document(plan, schedule, source="scan", num_val=5_000, num_classes=1_000, settings={})
     assert json.loads(json.dumps(document)) == document
     assert [(row["epochs"], row["steps_per_epoch"]) for row in document["stages"]] == [(1, 2), (1, 2)]
     assert document["total_steps"] == len(document["lr"]) == 4
@@ -100,10 +103,12 @@ def test_text_of_a_whole_run() -> None:
         ("optimizer.lr", 25.0, "command line"),
         ("data.root", "/imagenet", "recipes/two_stages.yaml"),
     ]
-    assert text(*run(), overrides=overrides).splitlines() == [
+    assert text(*run(), settings=SETTINGS, overrides=overrides).splitlines() == [
         "recipe         two_stages",
         "run            3 epochs, 12 steps, 18,000 images",
         "data           6,000 train, 5,000 val, 1,000 classes (scan: counted in the data)",
+        "network        resnet50",
+        "target         93 % top5",
         "ranks          2; global batch 2,000 = 2 ranks x 4 accumulated x 250; 1,000 = 2 ranks x 2 accumulated x 250",
         "learning rate  optimizer.lr=25, linear, warmup_epochs=1, end_lr=0.2",
         "effective      8.333 at step 0, 25 at step 2, 0.2 at step 11; the same on any number of ranks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,3 +58,5 @@ def test_another_network_is_compiled_anew(train_tiny: Train, tmp_path: Path, unc
     assert train_tiny(*job, "model.args={drop_rate: 0.5}", f"run_dir={tmp_path / 'other'}") == 0
     assert len(uncompiled) == 2
     assert uncompiled[0] is not uncompiled[1]
+    misc = json.loads((tmp_path / "one" / "report" / "dawnbench.json").read_text())["misc"]
+    assert misc["compiled_graphs"].startswith("0 in the warm-up (0 found in the compiler's cache), which took ")

@@ -161,11 +161,12 @@ def report_command(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, help="write the comparison as a page")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--project", nargs="+", metavar="KEY=VALUE", help="recipe=NAME, and settings over it")
-    parser.add_argument("--rates", type=Path, help="with --project: figures of fasttrain bench step on one GPU")
+    rates = "with --project: figures of fasttrain bench step on one GPU, in one file or several"
+    parser.add_argument("--rates", type=Path, nargs="+", metavar="FILE", help=rates)
     flags = parser.parse_args(arguments)
     if flags.project:
         if flags.run_dirs or flags.out or flags.json or not flags.rates:
-            parser.error("--project takes --rates FILE, and neither folders nor --out nor --json")
+            parser.error("--project takes --rates FILE [FILE ...], and neither folders nor --out nor --json")
         print(_projected(flags.project, flags.rates))
         return 0
     if not flags.run_dirs or flags.rates:
@@ -183,7 +184,7 @@ def report_command(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _projected(overrides: Sequence[str], rates: Path) -> str:
+def _projected(overrides: Sequence[str], rates: Sequence[Path]) -> str:
     """The time of a recipe that can be run, as a table; its images need not be there."""
     from fasttrain.report.projection import project_recipe
     from fasttrain.run.planning import check_rooms

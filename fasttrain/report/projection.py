@@ -36,14 +36,15 @@ Rates = Mapping[tuple[int, int], float]
 
 @dataclass(frozen=True)
 class StageTime:
-    """What one stage is projected to take on one GPU.
+    """What one stage is projected to take on some GPUs.
 
     Attributes:
         stage: Zero-based row of the stage table.
         px: Training px.
         epochs: Epochs.
         images: Images trained on, those that fill last batches included.
-        rate: images/s.
+        num_gpus: GPUs.
+        rate: images/s of each.
         known: How the rate is known: measured, interpolated or extrapolated.
     """
 
@@ -51,12 +52,13 @@ class StageTime:
     px: int
     epochs: int
     images: int
+    num_gpus: int
     rate: float
     known: str
 
     @property
     def seconds(self) -> float:
-        return self.images / self.rate
+        return self.images / (self.num_gpus * self.rate)
 
 
 def rate_at(px: int, rates: Mapping[int, float]) -> tuple[float, str]:
@@ -94,35 +96,37 @@ def rates_near(batch_size: int, rates: Rates) -> dict[int, tuple[float, int]]:
     return chosen
 
 
-def project(plan: Plan, rates: Rates) -> list[StageTime]:
-    """Each stage's time on one GPU.
+def project(plan: Plan, rates: Rates, num_gpus: int = 1) -> list[StageTime]:
+    """Each stage's time on some GPUs, each with its share of the batch at the rate of a GPU by itself.
 
     Args:
         plan: The whole recipe.
         rates: Measured images/s of one GPU by px and batch.
+        num_gpus: GPUs.
     """
     times = []
     for stage, members in groupby(plan.epochs, key=lambda epoch: epoch.stage):
         epochs = list(members)
-        px, batch = epochs[0].px, epochs[0].batch_size
+        px, batch = epochs[0].px, max(1, epochs[0].batch_size // num_gpus)
         near = rates_near(batch, rates)
         rate, known = rate_at(px, {measured: rate for measured, (rate, _) in near.items()})
         if px in near and near[px][1] != batch:
             known += f" at batch {near[px][1]:,}"
         images = sum(epoch.images for epoch in epochs)
-        times.append(StageTime(stage, px, len(epochs), images, rate, known))
+        times.append(StageTime(stage, px, len(epochs), images, num_gpus, rate, known))
     return times
 
 
-def project_recipe(config: RunConfig, rates_file: Path) -> str:
+def project_recipe(config: RunConfig, rates_files: Sequence[Path]) -> str:
     """The table of ``fasttrain report --project``.
 
     Args:
         config: A run that the rooms have checked; ``report.cost_per_hour`` is that of one GPU.
-        rates_file: JSON of ``fasttrain bench step`` on one GPU, or a record with the same figures.
+        rates_files: JSON of ``fasttrain bench step`` on one GPU, or records with the same figures; at least one.
 
     Raises:
-        ConfigError, DataError: Settings that cannot be run; a file without rates, or with another network's.
+        ConfigError, DataError: Settings that cannot be run; a file without rates, or with another network's; a rate
+            that two files have.
     """
     if config.data.num_train is None:
         raise ConfigError(Problem("data.num_train=null: the steps are not known", "data.num_train=1281167"))
@@ -135,13 +139,20 @@ def project_recipe(config: RunConfig, rates_file: Path) -> str:
     )
     if problems := check_averaging_steps(config, plan):
         raise ConfigError(problems)
-    rates = read_rates(rates_file)
-    record = json.loads(rates_file.read_text(encoding="utf-8"))
-    _check_network(record, config.model, rates_file)
-    table = projection_text(config.recipe, project(plan, rates), config.report.cost_per_hour)
-    # What bench step writes where it was stopped half way.
-    cut = "; its benchmark was cut short: not all rates of it are there" if "cut_short" in record else ""
-    return f"{table}\nrates: {rates_file}, measured on {record.get('hardware', 'unnamed hardware')}{cut}"
+    rates, sources, notes = dict[tuple[int, int], float](), dict[tuple[int, int], Path](), list[str]()
+    for path in rates_files:
+        for shape, rate in read_rates(path).items():
+            if shape in rates:
+                what = f"{path}: {shape[0]} px, batch {shape[1]} is in {sources[shape]} too"
+                raise DataError(Problem(what, "leave one figure of each px and batch in the files"))
+            rates[shape], sources[shape] = rate, path
+        record = json.loads(path.read_text(encoding="utf-8"))
+        _check_network(record, config.model, path)
+        # What bench step writes where it was stopped half way.
+        cut = "; its benchmark was cut short: not all rates of it are there" if "cut_short" in record else ""
+        notes.append(f"rates: {path}, measured on {record.get('hardware', 'unnamed hardware')}{cut}")
+    tables = [project(plan, rates, num_gpus) for num_gpus in NUM_GPUS]
+    return "\n".join([projection_text(config.recipe, tables, config.report.cost_per_hour), *notes])
 
 
 def _check_network(record: Mapping[str, Any], wanted: ModelConfig, path: Path) -> None:
@@ -242,25 +253,33 @@ def _check_figure(path: Path, name: str, px: int, batch: int, median: object) ->
         raise DataError(Problem(what, fix))
 
 
-def projection_text(recipe: str, times: Sequence[StageTime], cost_per_hour: float | None) -> str:
-    """The table as text; ``cost_per_hour`` of one GPU in US dollars, or None."""
-    lines = [
-        f"{recipe}: projected from measured images/s, not trained",
-        f"{'stage':<7}{'epochs':>6}{'px':>6}{'images/s':>10}" + "".join(f"{f'{n} GPU':>12}" for n in NUM_GPUS),
-    ]
-    for time in times:
-        cells = "".join(f"{duration(time.seconds / n):>12}" for n in NUM_GPUS)
-        lines.append(f"{time.stage:<7}{time.epochs:>6}{time.px:>6}{time.rate:>10,.0f}{cells}  {time.known}")
-    seconds = sum(time.seconds for time in times)
-    totals = "".join(f"{duration(seconds / n):>12}" for n in NUM_GPUS)
-    lines.append(f"{'all':<7}{sum(time.epochs for time in times):>6}{'':>16}{totals}")
-    cost = cost_usd(cost_per_hour, seconds)
-    if cost is not None:
-        lines.append(f"{'cost':<29}" + "".join(f"{f'${cost:.2f}':>12}" for _ in NUM_GPUS))
+def projection_text(recipe: str, tables: Sequence[Sequence[StageTime]], cost_per_hour: float | None) -> str:
+    """The table as text.
+
+    Args:
+        recipe: Its name.
+        tables: The stages' times for each number of GPUs.
+        cost_per_hour: Of one GPU in US dollars, or None.
+    """
+    lines = [f"{recipe}: projected from measured images/s, not trained"]
+    heads = [f"{table[0].num_gpus} GPU" + ("s" if table[0].num_gpus > 1 else "") for table in tables]
+    lines.append(f"{'stage':<7}{'epochs':>6}{'px':>6}" + "".join(f"{'images/s each':>15}{head:>10}" for head in heads))
+    for row in zip(*tables, strict=True):
+        cells = "".join(f"{time.rate:>15,.0f}{duration(time.seconds):>10}" for time in row)
+        known = "; ".join(dict.fromkeys(time.known for time in row))
+        lines.append(f"{row[0].stage:<7}{row[0].epochs:>6}{row[0].px:>6}{cells}  {known}")
+    seconds = [sum(time.seconds for time in table) for table in tables]
+    totals = "".join(f"{duration(total):>25}" for total in seconds)
+    lines.append(f"{'all':<7}{sum(time.epochs for time in tables[0]):>6}{'':>6}{totals}")
+    if cost_per_hour is not None:
+        costs = [
+            cost_usd(cost_per_hour * table[0].num_gpus, total) for table, total in zip(tables, seconds, strict=True)
+        ]
+        lines.append(f"{'cost':<19}" + "".join(f"{f'${cost:.2f}':>25}" for cost in costs))
         lines.append(f"at ${cost_per_hour:g} an hour for each GPU")
     lines.append(
-        "Training alone, without validation and checkpoints; several GPUs at the rate of one each, which smaller\n"
-        "parts of the batch and communication do not reach. Between measured px the seconds of an image are a\n"
-        "straight line in px^2."
+        "Training alone, without validation and checkpoints; several GPUs at the rate of one each with its share of\n"
+        "the batch, or the nearest that was measured, which communication does not reach. Between measured px the\n"
+        "seconds of an image are a straight line in px^2."
     )
     return "\n".join(lines)

@@ -53,6 +53,27 @@ def test_stages_of_one_px_have_the_rates_of_their_own_batches() -> None:
     assert [time.known for time in times] == ["measured", "measured at batch 100", "measured"]
 
 
+def test_eight_gpus_have_the_rates_of_their_parts_of_the_batch() -> None:
+    stages = [StageConfig(epochs=1, px=96, min_area=0.25, batch_size=80, val_px=96)]
+    plan = build_plan(stages, num_train=100, world_size=1, device_batch_size=None, steps_per_stage=None)
+    (one,), (eight,) = (project(plan, {(96, 80): 20.0, (96, 10): 5.0}, num_gpus) for num_gpus in (1, 8))
+    # 2 steps of 80 images.
+    assert (one.rate, one.seconds) == (20.0, 8.0)
+    assert (eight.rate, eight.seconds, eight.known) == (5.0, 4.0, "measured")
+
+
+def test_rates_in_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    low = write_rates(tmp_path / "low.json", ("step, 96 px, batch 2048", "images/s", 36000.0))
+    high = write_rates(tmp_path / "high.json", ("step, 224 px, batch 2048", "images/s", 7000.0))
+    command = ["report", "--project", "recipe=resnet50_dawnbench", "--rates", str(low)]
+    assert main([*command, str(high)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("measured on ") == 2
+    assert "interpolated between 96 and 224 px" in said
+    assert main([*command, str(low)]) == 3
+    assert f"96 px, batch 2048 is in {low} too" in capsys.readouterr().err
+
+
 def test_rates_are_the_steps_without_an_arm(tmp_path: Path) -> None:
     path = write_rates(
         tmp_path / "rates.json",
@@ -104,7 +125,7 @@ def test_the_command_prints_time_and_cost_on_one_and_eight(tmp_path: Path, capsy
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "resnet50_dawnbench: projected from measured images/s, not trained"
     # 9,000,000 images at 36,000 a second: 250 s, 31.25 s on eight; $36 an hour is a cent a second.
-    assert lines[2].split()[:6] == ["0", "9", "96", "36,000", "0:04:10", "0:00:31"]
+    assert lines[2].split()[:7] == ["0", "9", "96", "36,000", "0:04:10", "36,000", "0:00:31"]
     assert lines[2].endswith("  measured at batch 2,048")
     assert lines[3].split() == ["all", "9", "0:04:10", "0:00:31"]
     assert lines[4].split() == ["cost", "$2.50", "$2.50"]

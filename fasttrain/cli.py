@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fasttrain import commands
 from fasttrain.config.compose import ComposedRun
 from fasttrain.errors import DeviceLost
-from fasttrain.report.console import configure_logging
+from fasttrain.report.console import configure_logging, log
 from fasttrain.report.run_dir import continues, holds_run, open_run_dir
 from fasttrain.run import planning
 from fasttrain.run.environment import prepare_environment
@@ -38,6 +38,8 @@ def train(run: ComposedRun) -> int:
     if config.dry_run:
         if world.rank == 0 and not holds_run(run_dir):
             planning.save_plan(run, images, plan, schedule, run_dir)
+        if world.rank == 0:
+            log.info("dry run: the names of network and optimizer are looked up in timm and torch when it is trained")
         return 0
     clock.mark("setup: libraries")
     planning.begin_device(config, world)

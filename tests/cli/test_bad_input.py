@@ -116,6 +116,8 @@ def test_plan_and_errors_need_no_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "run" / "plan.json").is_file()
     assert not (tmp_path / "data").exists()
+    # So a name that timm does not know cannot be seen.
+    assert "the names of network and optimizer are looked up in timm and torch when it is trained" in done.stdout
 
 
 def test_memory_of_the_machine_that_is_full(capsys: pytest.CaptureFixture[str]) -> None:

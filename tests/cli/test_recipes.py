@@ -15,8 +15,9 @@ from fasttrain.stages import build_plan
 RECIPES = sorted(path.stem for path in (Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
 
 
-# The network and px of resnet50_dawnbench with other schedules, whose steps are counted below.
-SLOW = {"resnet50_dawnbench_21", "resnet50_dawnbench_32k"}
+# The network and px of resnet50_dawnbench with other schedules, whose steps are counted below; the network and parts of
+# imagenette_128_20 and imagenette_192_5 at other px.
+SLOW = {"resnet50_dawnbench_21", "resnet50_dawnbench_32k", "imagenette_128_5", "imagenette_192_20"}
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ def test_two_ranks_train_as_one_without_batchnorm(tiny_overrides: list[str], tmp
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+# tests/strategy/test_training.py sees the same of the other strategy.
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_all_with_its_own_words(tiny_overrides: list[str], tmp_path: Path) -> None:
     hook = tmp_path / "sitecustomize.py"
     hook.write_text(

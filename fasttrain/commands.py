@@ -160,13 +160,17 @@ def report_command(arguments: Sequence[str]) -> int:
     parser.add_argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="write the comparison as a page")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--project", nargs="+", metavar="KEY=VALUE", help="recipe=NAME, and settings over it")
+    parser.add_argument(
+        "--project", nargs="+", action="extend", metavar="KEY=VALUE", help="recipe=NAME, and settings over it"
+    )
     rates = "with --project: figures of fasttrain bench step on one GPU, in one file or several"
-    parser.add_argument("--rates", type=Path, nargs="+", metavar="FILE", help=rates)
+    parser.add_argument("--rates", type=Path, nargs="+", action="extend", metavar="FILE", help=rates)
     flags = parser.parse_args(arguments)
     if flags.project:
         if flags.run_dirs or flags.out or flags.json or not flags.rates:
             parser.error("--project takes --rates FILE [FILE ...], and neither folders nor --out nor --json")
+        if settings := [str(path) for path in flags.rates if "=" in path.name and not path.exists()]:
+            parser.error(f"{' '.join(settings)}: no such file; settings come after --project")
         print(_projected(flags.project, flags.rates))
         return 0
     if not flags.run_dirs or flags.rates:

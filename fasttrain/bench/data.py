@@ -15,7 +15,7 @@ from fasttrain.bench.data_parts import Parts
 from fasttrain.bench.data_report import BARE, DECODING, TOGETHER, PathResult, PxResult, report_needs, report_path
 from fasttrain.bench.data_runs import DataRun, step_arm
 from fasttrain.bench.figures import Outcome, lacking
-from fasttrain.bench.first_pass import FirstPass, measure_first_pass, report_first_pass
+from fasttrain.bench.first_pass import FirstPass, check_first_pass, measure_first_pass, report_first_pass
 from fasttrain.bench.measure import drain, now
 from fasttrain.bench.progress import Watch, rate_text
 from fasttrain.bench.stage_change import StageChanges
@@ -73,9 +73,11 @@ class DataBenchmark:
         """Measure what the flags ask for.
 
         Raises:
-            ConfigError: A batch larger than the set.
+            ConfigError: A batch larger than the set, or with --first-pass one of which an epoch has too few.
         """
         bench = begin(self._flags, self._runs, self._world)
+        if self._flags.first_pass:
+            check_first_pass(self._runs[0], self._world)
         if self._flags.need == "measure":
             self._measure_step(bench)
         for result in self._paths:

@@ -27,6 +27,9 @@ from fasttrain.run import planning
 from fasttrain.strategy.world import World
 from fasttrain.trainer.meters import RATE_SKIP_STEPS
 
+# Below this many steps that count, those decoded before the first of them weigh.
+FEW_STEPS = 20
+
 
 def first_pass_run(run: ComposedRun) -> ComposedRun:
     """One epoch of the first px, as train.py would go through it."""
@@ -47,6 +50,7 @@ class FirstPass:
     Attributes:
         label: Of the run.
         px: Of its first stage.
+        steps: Of an epoch, that count; 0 while nothing is measured.
         decoded: Images/s of decoding alone: the crops of an epoch without a cache.
         whole: Images/s of decoding alone what fills the cache, whole images in its squares; empty without files or a
             cache.
@@ -56,17 +60,14 @@ class FirstPass:
 
     label: str
     px: int
+    steps: int = 0
     decoded: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
     trained: list[float] = field(default_factory=list)
 
 
 def measure_first_pass(result: FirstPass, run: DataRun, flags: DataFlags, world: World, device: torch.device) -> None:
-    """Measure all, taking turns, each time with nothing in any cache.
-
-    Raises:
-        ConfigError: An epoch has too few steps to time any.
-    """
+    """Measure all, taking turns, each time with nothing in any cache; ``check_first_pass`` comes before it."""
     short = first_pass_run(run.run)
     uncached = replace(short, config=without_cache(short.config))
     for turn in range(1, flags.repeats + 1):
@@ -77,7 +78,8 @@ def measure_first_pass(result: FirstPass, run: DataRun, flags: DataFlags, world:
         epochs = list[Measured]()
         train_briefly(ShortRun(short), world, epochs.append)
         (epoch,) = epochs
-        assert epoch.rate is not None, "decode_only has seen to it that there are steps to time"
+        assert epoch.rate is not None, "check_first_pass has seen to it that there are steps to time"
+        result.steps = epoch.row.step - RATE_SKIP_STEPS
         result.trained.append(epoch.rate)
         rates = f"decode, fill, train {rate_text(epoch.rate)}; decode only {rate_text(result.decoded[-1])}"
         rates += f", whole images {rate_text(result.whole[-1])}" if result.whole else ""
@@ -104,23 +106,36 @@ def report_first_pass(outcome: Outcome, result: FirstPass) -> None:
     if not figures:
         return
     outcome.figures += figures
+    if 0 < result.steps < FEW_STEPS:
+        outcome.notes.append(
+            f"first pass{suffix}: {result.steps} steps of an epoch count; "
+            "what was decoded ahead of them flatters decoding alone"
+        )
     rows = [[figure.name, figure.unit, str(len(figure.values)), figure.text()] for figure in figures]
     outcome.tables.append(table(f"first pass{suffix}", ["figure", "unit", "n", "median [min .. max]"], rows))
 
 
-def decode_only(run: ComposedRun, world: World, device: torch.device) -> float:
-    """Images/s of one epoch drained without training, without its first steps, which the trainer leaves out too.
+def check_first_pass(run: DataRun, world: World) -> None:
+    """See that an epoch has steps that count.
 
     Raises:
-        ConfigError: The epoch has no more steps than these.
+        ConfigError: It has no more than those that are left out.
     """
+    short = first_pass_run(run.run)
+    images = planning.scan_images(short.config, world)
+    plan, _ = planning.lay_out(short.config, images, world)
+    steps = plan.epochs[0].steps
+    if steps <= RATE_SKIP_STEPS:
+        most = images.num_train // (RATE_SKIP_STEPS + FEW_STEPS)
+        what = f"--first-pass: an epoch has {steps} steps, of which the first {RATE_SKIP_STEPS} do not count"
+        raise ConfigError(Problem(what, f"--batch {max(1, most)}"))
+
+
+def decode_only(run: ComposedRun, world: World, device: torch.device) -> float:
+    """Images/s of one epoch drained without training, without its first steps, which the trainer leaves out too."""
     images = planning.scan_images(run.config, world)
     plan, _ = planning.lay_out(run.config, images, world)
     epoch = plan.epochs[0]
-    if epoch.steps <= RATE_SKIP_STEPS:
-        most = images.num_train // (RATE_SKIP_STEPS + 1)
-        what = f"--first-pass: an epoch has {epoch.steps} steps, of which the first {RATE_SKIP_STEPS} do not count"
-        raise ConfigError(Problem(what, f"--batch {max(1, most)}"))
     path = build_data_path(run.config, images, plan, device=device, rank=0, world_size=1)
     try:
         return drained_rate(path.train_epoch(epoch), epoch.batch_size, device)

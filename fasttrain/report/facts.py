@@ -180,7 +180,7 @@ def momentum_text(config: RunConfig) -> str:
 
 def weight_decay_text(optimizer: OptimizerConfig) -> str:
     """The weight decay and what it leaves out."""
-    left_out = "" if optimizer.decay_norm_and_bias else ", none on norm layers and biases"
+    left_out = "" if optimizer.decay_norm_and_bias or not optimizer.weight_decay else ", none on norm layers and biases"
     return f"{optimizer.weight_decay:g}{left_out}"
 
 
@@ -191,7 +191,7 @@ def _own(option: Any, shared: type) -> list[str]:
     return [
         (name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}"
         for name, value in own.items()
-        if value is not None
+        if value is not None and value != {}
     ]
 
 

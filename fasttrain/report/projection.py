@@ -100,14 +100,15 @@ def project(plan: Plan, rates: Rates, num_gpus: int = 1) -> list[StageTime]:
     """Each stage's time on some GPUs, each with its share of the batch at the rate of a GPU by itself.
 
     Args:
-        plan: The whole recipe.
+        plan: The whole recipe, on one rank.
         rates: Measured images/s of one GPU by px and batch.
         num_gpus: GPUs.
     """
     times = []
     for stage, members in groupby(plan.epochs, key=lambda epoch: epoch.stage):
         epochs = list(members)
-        px, batch = epochs[0].px, max(1, epochs[0].batch_size // num_gpus)
+        # What a GPU takes at once: its share of the batch, or as much of it as trainer.device_batch_size lets it.
+        px, batch = epochs[0].px, max(1, min(epochs[0].batch_size // num_gpus, plan.micro_batch(epochs[0])))
         near = rates_near(batch, rates)
         rate, known = rate_at(px, {measured: rate for measured, (rate, _) in near.items()})
         if px in near and near[px][1] != batch:
@@ -140,8 +141,14 @@ def project_recipe(config: RunConfig, rates_files: Sequence[Path]) -> str:
     if problems := check_averaging_steps(config, plan):
         raise ConfigError(problems)
     rates, sources, notes = dict[tuple[int, int], float](), dict[tuple[int, int], Path](), list[str]()
+    arms = dict[str, Path]()
     for path in rates_files:
-        for shape, rate in read_rates(path).items():
+        found, arm = read_rates(path)
+        arms[arm] = path
+        if len(arms) > 1:
+            named = ", ".join(f"{label or 'no arm'} ({file})" for label, file in arms.items())
+            raise DataError(Problem(f"rates of several arms: {named}", "give files of one arm"))
+        for shape, rate in found.items():
             if shape in rates:
                 what = f"{path}: {shape[0]} px, batch {shape[1]} is in {sources[shape]} too"
                 raise DataError(Problem(what, "leave one figure of each px and batch in the files"))
@@ -150,9 +157,19 @@ def project_recipe(config: RunConfig, rates_files: Sequence[Path]) -> str:
         _check_network(record, config.model, path)
         # What bench step writes where it was stopped half way.
         cut = "; its benchmark was cut short: not all rates of it are there" if "cut_short" in record else ""
-        notes.append(f"rates: {path}, measured on {record.get('hardware', 'unnamed hardware')}{cut}")
+        notes.append(f"rates: {path}, measured on {record.get('hardware', 'unnamed hardware')}{_how(record, arm)}{cut}")
     tables = [project(plan, rates, num_gpus) for num_gpus in NUM_GPUS]
     return "\n".join([projection_text(config.recipe, tables, config.report.cost_per_hour), *notes])
+
+
+def _how(record: Mapping[str, Any], arm: str) -> str:
+    """With which settings the rates were measured: those of the step, not of the images."""
+    overrides = record.get("overrides", [])
+    words = [arm] if arm else []
+    words += (
+        [str(word) for word in overrides if not str(word).startswith("data.")] if isinstance(overrides, list) else []
+    )
+    return f" with {', '.join(words)}" if words else ""
 
 
 def _check_network(record: Mapping[str, Any], wanted: ModelConfig, path: Path) -> None:
@@ -203,8 +220,8 @@ def _network_text(model: ModelConfig, keys: Sequence[str]) -> str:
     return " ".join([model.name, *(f"model.{key}={getattr(model, key)}" for key in keys if key != "name")])
 
 
-def read_rates(path: Path) -> dict[tuple[int, int], float]:
-    """Median images/s by px and batch of the training step.
+def read_rates(path: Path) -> tuple[dict[tuple[int, int], float], str]:
+    """Median images/s by px and batch of the training step, and the arm that they are of (empty for none).
 
     Raises:
         DataError: Not such a file; no rates; several for one px and batch; sizes or rates that cannot be.
@@ -223,10 +240,10 @@ def read_rates(path: Path) -> dict[tuple[int, int], float]:
     if not measured:
         raise DataError(Problem(f'{path}: no figure in images/s is named "step, PX px, batch SIZE"'))
     arms = dict.fromkeys(arm for _, _, _, arm, _ in measured)
-    if "" in arms:
-        measured = [row for row in measured if not row[3]]
-    elif len(arms) > 1:
+    arm = "" if "" in arms else next(iter(arms))
+    if arm and len(arms) > 1:
         raise DataError(Problem(f"{path}: rates of several arms: {', '.join(arms)}", "leave one arm in the file"))
+    measured = [row for row in measured if row[3] == arm]
     rates: dict[tuple[int, int], float] = {}
     for name, px, batch, _, median in measured:
         _check_figure(path, name, px, batch, median)
@@ -234,7 +251,7 @@ def read_rates(path: Path) -> dict[tuple[int, int], float]:
             what = f"{path}: {px} px, batch {batch} has two rates; one was expected"
             raise DataError(Problem(what, "leave one figure of each px and batch in the file"))
         rates[px, batch] = float(median)
-    return rates
+    return rates, arm
 
 
 def _check_figure(path: Path, name: str, px: int, batch: int, median: object) -> None:
@@ -266,7 +283,9 @@ def projection_text(recipe: str, tables: Sequence[Sequence[StageTime]], cost_per
     lines.append(f"{'stage':<7}{'epochs':>6}{'px':>6}" + "".join(f"{'images/s each':>15}{head:>10}" for head in heads))
     for row in zip(*tables, strict=True):
         cells = "".join(f"{time.rate:>15,.0f}{duration(time.seconds):>10}" for time in row)
-        known = "; ".join(dict.fromkeys(time.known for time in row))
+        known = row[0].known
+        if any(time.known != known for time in row):
+            known = "; ".join(f"{head}: {time.known}" for head, time in zip(heads, row, strict=True))
         lines.append(f"{row[0].stage:<7}{row[0].epochs:>6}{row[0].px:>6}{cells}  {known}")
     seconds = [sum(time.seconds for time in table) for table in tables]
     totals = "".join(f"{duration(total):>25}" for total in seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fasttrain.config.schema import DataConfig, ModelConfig, RunConfig, TrainerConfig
+from fasttrain.config.schema import ModelConfig, RunConfig, TrainerConfig
 from fasttrain.report.facts import optimizer_text, regularisation, weight_decay_text
 
 
@@ -12,7 +12,7 @@ def plan_settings(config: RunConfig) -> dict[str, str]:
         "network": network_text(config.model),
         "optimizer": f"{optimizer_text(config.optimizer)}; weight decay {weight_decay_text(config.optimizer)}",
         "training": training_text(config),
-        "images": images_text(config.data),
+        "images": images_text(config),
         "target": f"{config.target.value:g} % {config.target.metric}" + (", then stop" if config.target.stop else ""),
     }
 
@@ -21,13 +21,15 @@ def network_text(model: ModelConfig) -> str:
     """A network, how many of it, and its first weights, e.g. ``resnet50, random weights``."""
     words = [model.name]
     if model.args:
-        words.append(", ".join(f"{key} {value}" for key, value in model.args.items()))
+        words.append(", ".join(f"{key} {' '.join(str(value).split())}" for key, value in model.args.items()))
     if model.ensemble > 1:
         words.append(f"{model.ensemble} of them side by side")
     if model.init_from is not None:
         words.append(f"weights of {model.init_from}")
     else:
         words.append("timm's pretrained weights" if model.pretrained else "random weights")
+        if model.name.startswith("whitened_convnet"):
+            words.append("first layer from training images")
     return ", ".join(words)
 
 
@@ -45,11 +47,17 @@ def training_text(config: RunConfig) -> str:
     return "; ".join(words)
 
 
-def images_text(data: DataConfig) -> str:
-    """How training images are cut and turned, and whether they are kept."""
-    crop = "random resized crops" if data.crop == "random_resized" else f"{data.crop} crops"
-    kept = "decoded in each epoch" if data.cache == "off" else f"data.cache={data.cache}"
-    return f"{crop}, flip {data.flip}; {kept}; validated at a centre crop of {data.val_crop_frac:g}"
+def images_text(config: RunConfig) -> str:
+    """How training images are cut and turned, whether they are kept, and what is validated."""
+    data = config.data
+    crop = "random resized crops" if data.crop == "random_resized" else f"crops padded by {data.pad_px} px"
+    if data.backend == "synthetic":
+        return "random pixels on the device"
+    kept = f"data.cache={data.cache}"
+    if data.cache == "off":
+        kept = "arrays in memory" if data.kind == "cifar10" else "decoded in each epoch"
+    rectangular = " (rectangular in some stages)" if any(stage.rectangular_val for stage in config.stages) else ""
+    return f"{crop}, flip {data.flip}; {kept}; validated at a centre crop of {data.val_crop_frac:g}{rectangular}"
 
 
 def _steps(trainer: TrainerConfig) -> str:

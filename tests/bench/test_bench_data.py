@@ -88,7 +88,9 @@ def test_the_first_pass_beside_decoding_what_fills_the_cache(
     record = tmp_path / "data.json"
     more = ["data.cache=host", "trainer.device_batch_size=4", "--px", "32", "--parts", "read", "--need", "none"]
     assert main([*words(tiny_images, "torchvision", record), *more, "--first-pass"]) == 0
-    assert "images/s, whole images " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "images/s, whole images " in said
+    assert "first pass, 32 px: 3 steps of an epoch count" in said
     found = figures_of(record)
     trained, whole, ratio = (
         found[f"{name}, 32 px", unit]
@@ -110,7 +112,7 @@ def test_too_few_images(tiny_images: Path, tmp_path: Path, capsys: pytest.Captur
     assert main([*command, *more]) == 2
     error = capsys.readouterr().err
     assert "an epoch has 2 steps" in error
-    assert "--batch 10" in error
+    assert "--batch 2" in error
 
 
 def test_images_in_memory_have_no_files_to_read(tmp_path: Path) -> None:

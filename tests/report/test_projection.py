@@ -62,6 +62,28 @@ def test_eight_gpus_have_the_rates_of_their_parts_of_the_batch() -> None:
     assert (eight.rate, eight.seconds, eight.known) == (5.0, 4.0, "measured")
 
 
+def test_a_gpu_has_the_rate_of_what_it_takes_at_once() -> None:
+    stages = [StageConfig(epochs=1, px=96, min_area=0.25, batch_size=80, val_px=96)]
+    plan = build_plan(stages, num_train=100, world_size=1, device_batch_size=20, steps_per_stage=None)
+    rates = {(96, 80): 20.0, (96, 20): 16.0, (96, 10): 5.0}
+    assert [project(plan, rates, num_gpus)[0].rate for num_gpus in (1, 2, 8)] == [16.0, 16.0, 5.0]
+
+
+def test_files_of_several_arms_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write_rates(tmp_path / "one.json", ("step, 96 px, batch 2048, hybrid", "images/s", 36000.0))
+    two = write_rates(tmp_path / "two.json", ("step, 224 px, batch 2048, fp32", "images/s", 7000.0))
+    command = ["report", "--project", "recipe=resnet50_dawnbench", "--rates", str(one)]
+    assert main([*command, "--rates", str(two)]) == 3
+    assert f"rates of several arms: hybrid ({one}), fp32 ({two})" in capsys.readouterr().err
+    record = json.loads(one.read_text())
+    one.write_text(json.dumps({**record, "overrides": ["data.root=/x", "trainer.compile=false"]}))
+    assert main(command) == 0
+    assert "with hybrid, trainer.compile=false" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*command, "report.cost_per_hour=4"])
+    assert "report.cost_per_hour=4: no such file; settings come after --project" in capsys.readouterr().err
+
+
 def test_rates_in_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     low = write_rates(tmp_path / "low.json", ("step, 96 px, batch 2048", "images/s", 36000.0))
     high = write_rates(tmp_path / "high.json", ("step, 224 px, batch 2048", "images/s", 7000.0))
@@ -83,7 +105,7 @@ def test_rates_are_the_steps_without_an_arm(tmp_path: Path) -> None:
         ("128 px, batch 2048", "images/s", 21000.0),
         ("96 px, batch 2048, 2 GPUs", "images/s", 70000.0),
     )
-    assert read_rates(path) == {(96, 2048): 36000.0, (128, 2048): 21000.0}
+    assert read_rates(path) == ({(96, 2048): 36000.0, (128, 2048): 21000.0}, "")
 
 
 STEP = "step, 96 px, batch"

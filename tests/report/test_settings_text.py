@@ -12,7 +12,7 @@ def said(*words: str) -> dict[str, str]:
 
 def test_what_a_recipe_trains() -> None:
     assert said("recipe=imagenette_128_20", "trainer.averaging.kind=ema", "trainer.averaging.half_life_images=500") == {
-        "network": "whitened_convnet_photo, 3 of them side by side, random weights",
+        "network": "whitened_convnet_photo, 3 of them side by side, random weights, first layer from training images",
         "optimizer": "muon_sgd: nesterov, linear_weights, newton_schulz_steps 3, newton_schulz_dtype auto, "
         "sgd_lr_scale 10.0, sgd_weight_decay 5e-05, no normalize_weights; weight decay 0.02, "
         "none on norm layers and biases",
@@ -31,4 +31,11 @@ def test_what_was_given_on_the_command_line() -> None:
     assert found["training"].endswith("; test-time augmentation: flip")
     assert "; decoded in each epoch; " in found["images"]
     assert found["target"] == "90 % top1, then stop"
+    cifar10 = said("recipe=cifar10_basic", "data.cache=off")["images"]
+    assert cifar10.startswith("crops padded by ")
+    assert "; arrays in memory; " in cifar10
+    assert said("recipe=resnet50_dawnbench")["images"].endswith("a centre crop of 0.875 (rectangular in some stages)")
+    assert said("recipe=resnet50_dawnbench", "data.backend=synthetic")["images"] == "random pixels on the device"
+    assert said("recipe=quickstart", "optimizer=torch")["optimizer"].startswith("torch: name ")
+    assert "{}" not in said("recipe=quickstart", "optimizer=torch")["optimizer"]
     assert said("recipe=quickstart", "model.pretrained=true")["network"].endswith(", timm's pretrained weights")

@@ -58,7 +58,9 @@ def test_the_need_is_measured_with_the_step(
     assert all(found[f"host time of {name}", "us/image"]["min"] > 0 for name in timed)
 
 
-@pytest.mark.parametrize("backend", ["torchvision", pytest.param("dali", marks=needs_dali)])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("torchvision", marks=pytest.mark.slow), pytest.param("dali", marks=needs_dali)]
+)
 def test_stage_changes_and_the_first_pass(
     tiny_images: Path, tmp_path: Path, backend: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,7 +79,18 @@ def test_every_example_is_valid() -> None:
         assert checker.problems == [], setting.key
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES, "small"])
+def one_of_each_choice() -> list[str]:
+    """A recipe for each set of optimizer and schedule that recipes choose: others compose as these do."""
+    chosen: dict[frozenset[str], str] = {}
+    for recipe in RECIPES:
+        file = FILES.get(RECIPE, recipe)
+        assert file is not None
+        choices = re.findall(r"override (/(?:optimizer|schedule): \w+)", file.path.read_text(encoding="utf-8"))
+        chosen.setdefault(frozenset(choices), recipe)
+    return list(chosen.values())
+
+
+@pytest.mark.parametrize("recipe", [*one_of_each_choice(), "small"])
 def test_every_recipe_composes_with_every_option(recipe: str, recipe_dir: Path) -> None:
     """No key of the recipe's own option stays behind."""
     for group in ("optimizer", "schedule"):

@@ -55,7 +55,9 @@ def test_off_leaves_ddp_as_torch_makes_it(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["after_off"] == "stock DDP"
 
 
-@pytest.mark.parametrize(("value", "patched"), [("off", False), ("0", False), ("on", True)])
+@pytest.mark.parametrize(
+    ("value", "patched"), [("off", False), pytest.param("0", False, marks=pytest.mark.slow), ("on", True)]
+)
 def test_the_variable(value: str, patched: bool) -> None:
     code = (
         "from torch.nn.parallel import DistributedDataParallel as D\n"

@@ -104,7 +104,9 @@ def test_training_is_the_same_with_and_without_an_average(train_tiny: Train, tmp
     assert "state_dict_ema" not in plain
 
 
-@pytest.mark.parametrize("step", [2, 4, 5, 8])
+@pytest.mark.parametrize(
+    "step", [2, pytest.param(4, marks=pytest.mark.slow), 5, pytest.param(8, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -16,12 +15,14 @@ from fasttrain.bench.measure import now
 from fasttrain.bench.progress import Watch, rate_text
 from fasttrain.bench.training import Measured, train_briefly
 from fasttrain.config.compose import ComposedRun
+from fasttrain.config.schema import RunConfig
 from fasttrain.data.backend import Request
 from fasttrain.data.backend_choice import start_backend
 from fasttrain.data.cache_plan import cache_px, caches, serves
 from fasttrain.data.cached_training import WholeImage
 from fasttrain.data.order import epoch_batches, epoch_order
 from fasttrain.data.path import build_data_path
+from fasttrain.data.scan import Scan
 from fasttrain.errors import ConfigError, Problem
 from fasttrain.run import planning
 from fasttrain.strategy.world import World
@@ -69,14 +70,14 @@ class FirstPass:
 def measure_first_pass(result: FirstPass, run: DataRun, flags: DataFlags, world: World, device: torch.device) -> None:
     """Measure all, taking turns, each time with nothing in any cache; ``check_first_pass`` comes before it."""
     short = first_pass_run(run.run)
-    uncached = replace(short, config=without_cache(short.config))
+    images = planning.scan_images(short.config, world)
     for turn in range(1, flags.repeats + 1):
         watch = Watch()
-        result.decoded.append(decode_only(uncached, world, device))
-        if (whole := decode_whole(short, world, device)) is not None:
+        result.decoded.append(decode_only(without_cache(short.config), images, world, device))
+        if (whole := decode_whole(short.config, images, world, device)) is not None:
             result.whole.append(whole)
         epochs = list[Measured]()
-        train_briefly(ShortRun(short), world, epochs.append)
+        train_briefly(ShortRun(short), world, epochs.append, images=images)
         (epoch,) = epochs
         assert epoch.rate is not None, "check_first_pass has seen to it that there are steps to time"
         result.steps = epoch.row.step - RATE_SKIP_STEPS
@@ -121,9 +122,9 @@ def check_first_pass(run: DataRun, world: World) -> None:
     Raises:
         ConfigError: It has no more than those that are left out.
     """
-    short = first_pass_run(run.run)
-    images = planning.scan_images(short.config, world)
-    plan, _ = planning.lay_out(short.config, images, world)
+    config = first_pass_run(run.run).config
+    images = planning.scan_images(config, world)
+    plan, _ = planning.lay_out(config, images, world)
     steps = plan.epochs[0].steps
     if steps <= RATE_SKIP_STEPS:
         most = images.num_train // (RATE_SKIP_STEPS + FEW_STEPS)
@@ -131,48 +132,39 @@ def check_first_pass(run: DataRun, world: World) -> None:
         raise ConfigError(Problem(what, f"--batch {max(1, most)}"))
 
 
-def decode_only(run: ComposedRun, world: World, device: torch.device) -> float:
+def decode_only(config: RunConfig, images: Scan, world: World, device: torch.device) -> float:
     """Images/s of one epoch drained without training, without its first steps, which the trainer leaves out too."""
-    images = planning.scan_images(run.config, world)
-    plan, _ = planning.lay_out(run.config, images, world)
+    plan, _ = planning.lay_out(config, images, world)
     epoch = plan.epochs[0]
-    path = build_data_path(run.config, images, plan, device=device, rank=0, world_size=1)
+    path = build_data_path(config, images, plan, device=device, rank=0, world_size=1)
     try:
-        return drained_rate(path.train_epoch(epoch), epoch.batch_size, device)
+        return drained_rate(path.train_epoch(epoch), epoch.batch_size, RATE_SKIP_STEPS, device)
     finally:
         path.close()
 
 
-def decode_whole(run: ComposedRun, world: World, device: torch.device) -> float | None:
+def decode_whole(config: RunConfig, images: Scan, world: World, device: torch.device) -> float | None:
     """Likewise of the images that the first epoch puts into its cache; None where none are decoded for it."""
-    images = planning.scan_images(run.config, world)
-    side = cache_px(run.config, images.num_train)
-    plan, _ = planning.lay_out(run.config, images, world)
+    side = cache_px(config, images.num_train)
+    plan, _ = planning.lay_out(config, images, world)
     epoch = plan.epochs[0]
-    if images.train.images is not None or not caches(run.config) or not serves(side, epoch.px):
+    if images.train.images is not None or not caches(config) or not serves(side, epoch.px):
         return None
-    order = epoch_order(images.num_train, run.config.seed, epoch.recipe_epoch)
-    batches = epoch_batches(order, epoch.batch_size)[: epoch.steps]
-    backend = start_backend(run.config, images, plan, device=device, rank=0)
-    micro_batch = plan.micro_batch(epoch)
+    order = epoch_order(images.num_train, config.seed, epoch.recipe_epoch)
+    parts = epoch_batches(order, epoch.batch_size)[: epoch.steps].reshape(-1, plan.micro_batch(epoch))
+    requests = (Request(images.train, rows, side, side, WholeImage(len(rows))) for rows in parts)
+    backend = start_backend(config, images, plan, device=device, rank=0)
     try:
-        parts = batches.reshape(-1, micro_batch)
-        requests = (Request(images.train, rows, side, side, WholeImage(len(rows))) for rows in parts)
-        return drained_rate(steps_of(backend.images(requests), epoch.accumulate), epoch.batch_size, device)
+        skip = RATE_SKIP_STEPS * epoch.accumulate
+        return drained_rate(backend.images(requests), plan.micro_batch(epoch), skip, device)
     finally:
         backend.close()
 
 
-def steps_of(micro_batches: Iterator[object], accumulate: int) -> Iterator[object]:
-    """One item for each ``accumulate`` of them."""
-    while list(itertools.islice(micro_batches, accumulate)):
-        yield None
-
-
-def drained_rate(steps: Iterator[object], batch_size: int, device: torch.device) -> float:
-    """Images/s of an epoch's steps, the first ones left out."""
-    for _ in range(RATE_SKIP_STEPS):
-        next(steps)
+def drained_rate(batches: Iterator[object], batch_size: int, skip: int, device: torch.device) -> float:
+    """Images/s of what comes after the first ``skip`` batches."""
+    for _ in range(skip):
+        next(batches)
     started = now(device)
-    counted = sum(1 for _ in steps)
+    counted = sum(1 for _ in batches)
     return counted * batch_size / (now(device) - started)

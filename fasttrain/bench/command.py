@@ -31,6 +31,9 @@ USAGE = """usage: fasttrain bench BENCH recipe=NAME [key=value ...] [flags]
 fasttrain bench BENCH --help lists the flags.
 """
 
+# What makes a benchmark, and how its clock goes.
+Loaded = tuple[Callable[[], Benchmark], str]
+
 
 def bench_command(arguments: Sequence[str]) -> int:
     """Run the benchmark that the first word names; returns the exit code.
@@ -56,21 +59,13 @@ def data_command(arguments: Sequence[str]) -> None:
     from fasttrain.bench.data_runs import build_data_runs
 
     runs, world = build_data_runs(flags)
-    configure_logging(None, world.rank)
-    if flags.json is not None and world.rank == 0:
-        require_writable(flags.json, "--json")
 
-    def begin() -> Benchmark:
-        with spared_imports():
-            from fasttrain.bench.data import DataBenchmark
-        return DataBenchmark(flags, runs, world)
+    def load() -> Loaded:
+        from fasttrain.bench.data import CLOCK, DataBenchmark
 
-    def publish_data(outcome: Outcome) -> None:
-        from fasttrain.bench.data import CLOCK
+        return (lambda: DataBenchmark(flags, runs, world)), CLOCK
 
-        publish("data", outcome, runs[0].run, arguments, world, clock=CLOCK, json=flags.json)
-
-    measure_and_publish(begin, publish_data, world)
+    measure("data", load, runs[0].run, arguments, world, json=flags.json)
 
 
 def step_command(arguments: Sequence[str]) -> None:
@@ -80,21 +75,48 @@ def step_command(arguments: Sequence[str]) -> None:
 
     arms = build_arms(flags)
     world = check_arms(arms, bare=flags.bare)
+
+    def load() -> Loaded:
+        from fasttrain.bench.step import CLOCK, StepBenchmark
+
+        return (lambda: StepBenchmark(flags, arms, world)), CLOCK
+
+    measure("step", load, arms[0].run, arguments, world, json=flags.json)
+
+
+def measure(
+    bench: str,
+    load: Callable[[], Loaded],
+    run: ComposedRun,
+    arguments: Sequence[str],
+    world: World,
+    *,
+    json: Path | None,
+) -> None:
+    """Measure and publish, once the record's file is known to be writable.
+
+    Args:
+        bench: Its name.
+        load: Imports the benchmark, torch with it; what takes its time there can be stopped too.
+        run: Whose recipe and machine the record names.
+        arguments: The words behind the benchmark's name.
+        world: This process's ranks.
+        json: The record's file.
+    """
     configure_logging(None, world.rank)
-    if flags.json is not None and world.rank == 0:
-        require_writable(flags.json, "--json")
+    if json is not None and world.rank == 0:
+        require_writable(json, "--json")
 
     def begin() -> Benchmark:
         with spared_imports():
-            from fasttrain.bench.step import StepBenchmark
-        return StepBenchmark(flags, arms, world)
+            make, _ = load()
+        return make()
 
-    def publish_step(outcome: Outcome) -> None:
-        from fasttrain.bench.step import CLOCK
+    def publish_it(outcome: Outcome) -> None:
+        _, clock = load()
+        publish(bench, outcome, run, arguments, world, clock=clock, json=json)
 
-        publish("step", outcome, arms[0].run, arguments, world, clock=CLOCK, json=flags.json)
-
-    measure_and_publish(begin, publish_step, world)
+    measure_and_publish(begin, publish_it, world)
 
 
 def publish(

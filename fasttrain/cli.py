@@ -51,15 +51,15 @@ def train(run: ComposedRun) -> int:
         return 0
 
     with spared_imports():
-        from fasttrain.run import training
+        from fasttrain.run import found_checkpoint, training
 
         training.import_compiler(config)
 
     clock.mark("setup: build")
-    checkpoint = training.find_checkpoint(run, images, plan, run_dir, resume)
+    checkpoint = found_checkpoint.find_checkpoint(run, images, plan, run_dir, resume)
     if checkpoint is not None:
-        training.keep_best(checkpoint, run_dir, world)
-        if training.is_finished(checkpoint, config, plan):
+        found_checkpoint.keep_best(checkpoint, run_dir, world)
+        if found_checkpoint.is_finished(checkpoint, config, plan):
             training.report_finished(run, images, plan, world, run_dir, checkpoint, clock)
             return 0
     if world.rank == 0:

@@ -8,7 +8,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from pytorch_lightning import Callback
@@ -30,6 +29,7 @@ from fasttrain.report.clock import Clock
 from fasttrain.report.console import configure_logging, log
 from fasttrain.report.facts import RunFacts
 from fasttrain.report.machine import describe_machine
+from fasttrain.run.found_checkpoint import FoundCheckpoint, best_accuracy
 from fasttrain.run.lost_device import closing_hides_nothing, device_lost, failure_of_device
 from fasttrain.run.planning import given
 from fasttrain.schedule.schedule import Schedule
@@ -39,24 +39,15 @@ from fasttrain.strategy.launch import handed_over
 from fasttrain.strategy.lightning import build_strategy
 from fasttrain.strategy.world import World
 from fasttrain.trainer import fit as trainer_fit
-from fasttrain.trainer.checkpoints import Checkpoints, restore_best
+from fasttrain.trainer.checkpoints import Checkpoints
 from fasttrain.trainer.compiled import compile_objective
 from fasttrain.trainer.first_images import InitializedFromImages, InitializeFromImages
 from fasttrain.trainer.mixing import Mixing
 from fasttrain.trainer.module import ClassifierModule
 from fasttrain.trainer.objective import Objective
-from fasttrain.trainer.resume import Resume, newest_checkpoint, read_checkpoint
-from fasttrain.trainer.resume_check import check_resume
+from fasttrain.trainer.resume import Resume
 from fasttrain.trainer.signals import StopSignals
 from fasttrain.trainer.warmup import WarmUp
-
-
-@dataclass(frozen=True)
-class FoundCheckpoint:
-    """What a run continues from."""
-
-    path: Path
-    content: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,49 +69,6 @@ def import_compiler(config: RunConfig) -> None:
     """Load what torch.compile would load at its first use, where the run compiles."""
     if config.trainer.compile:
         importlib.import_module("torch._inductor.compile_fx")
-
-
-def find_checkpoint(
-    run: ComposedRun, images: Scan, plan: Plan, run_dir: Path, resume: str | None
-) -> FoundCheckpoint | None:
-    """The checkpoint to continue from, checked against this run; None starts from the beginning.
-
-    Raises:
-        ConfigError: It is missing or broken, or belongs to another run.
-        DataError: It was trained on other classes.
-    """
-    if resume is None:
-        return None
-    if resume == "auto":
-        newest = newest_checkpoint(run_dir)
-        if newest is None:
-            log.info("resume=auto: no checkpoint in %s yet; starting from the beginning", run_dir)
-            return None
-        path, content = newest
-    else:
-        path, content = Path(resume), read_checkpoint(Path(resume))
-    check_resume(content, path, run.values, plan, images=images, force=run.config.resume_force)
-    return FoundCheckpoint(path, content)
-
-
-def keep_best(checkpoint: FoundCheckpoint, run_dir: Path, world: World) -> None:
-    """See that ``best.ckpt`` is there where a kill came before it was; rank 0 writes it."""
-    if world.rank == 0:
-        restore_best(run_dir / "checkpoints", checkpoint.path, checkpoint.content)
-
-
-def best_accuracy(checkpoint: FoundCheckpoint, metric: str) -> float | None:
-    """The highest ``top1`` or ``top5`` (percent) of the epochs behind a checkpoint; None where there is none."""
-    rows = checkpoint.content["callbacks"][ReportCallback.__qualname__]["rows"]
-    return max((row[metric] for row in rows if row[metric] is not None), default=None)
-
-
-def is_finished(checkpoint: FoundCheckpoint, config: RunConfig, plan: Plan) -> bool:
-    """Whether nothing is left to train: the last step is done, or this run's target is reached and ends it."""
-    if checkpoint.content["fasttrain"]["step"] >= plan.total_steps:
-        return True
-    best = best_accuracy(checkpoint, config.target.metric)
-    return config.target.stop and best is not None and best >= config.target.value
 
 
 def build(

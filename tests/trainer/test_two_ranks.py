@@ -134,8 +134,8 @@ def test_ranks_that_stand_at_different_steps_are_told_so(tiny_overrides: list[st
     hook.write_text(
         "import os\n"
         "if os.environ.get('RANK') == '1':\n"
-        "    import fasttrain.run.training as training\n"
-        "    training.find_checkpoint = lambda *args: None\n"
+        "    import fasttrain.run.found_checkpoint as found_checkpoint\n"
+        "    found_checkpoint.find_checkpoint = lambda *args: None\n"
     )
     run_dir = tmp_path / "run"
     one_epoch = ["trainer.steps_per_stage=4"]
